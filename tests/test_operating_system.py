@@ -51,6 +51,8 @@ PLACES = {
     "stack/die_with_parent.py": {"prctl"},
     # Several workers are not offered on macOS.
     "cluster/messages.py": {"socket.SOCK_SEQPACKET"},
+    "cluster/nodes/keeper.py": {"socket.SOCK_SEQPACKET"},
+    "cluster/nodes/links.py": {"socket.TCP_KEEPIDLE", "socket.TCP_USER_TIMEOUT"},
     "cluster/supervisor.py": {"prctl"},
     # Used only where the file and the calls exist.
     "engine/memory.py": {"/proc/", "malloc_trim", "mallinfo2"},

@@ -61,6 +61,7 @@ STACK = {
     "token": ["token"],
     "psql": ["psql", "--print-url"],
     "store join-shards": ["store", "join-shards"],
+    "cluster status": ["cluster", "status"],
 }
 OTHERS = {"serve": ["serve", "--port", "0"], "config show": ["config", "show"]}
 PIPELINE = {

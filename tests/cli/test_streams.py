@@ -536,7 +536,7 @@ def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
         text=True,
         timeout=30,
     )
-    assert done.stdout.split() == ["close"]
+    assert done.stdout.split() == ["close", "cluster"]
 
 
 def test_control_characters_in_names_of_a_server_are_printed_as_escapes(tmp_path: Path) -> None:

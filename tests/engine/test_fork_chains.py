@@ -148,7 +148,7 @@ def test_depth_is_limited() -> None:
 
 def split(rig: Rig, stream: LiveStream, count: int) -> list[Any]:
     answers: list[Any] = []
-    rig.engine.split(stream, Offset(0, 0), stream.tail, count, answers.append)
+    rig.engine.split(stream, Offset(0, 0), stream.tail, count, lambda _, end: end, answers.append)
     return answers
 
 

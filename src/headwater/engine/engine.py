@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from headwater.core.catalog import Catalog
 from headwater.core.content import Messages
@@ -53,7 +54,6 @@ from headwater.engine.results import (
     OnAppended,
     OnCreated,
     OnDeleted,
-    OnSplit,
     accepted_producer,
     duplicate_append,
 )
@@ -69,6 +69,8 @@ from headwater.storage.blobs import BlobStore, MemoryBlobs
 from headwater.storage.interface import Storage, Usage
 
 log = logging.getLogger("headwater.engine")
+
+T = TypeVar("T")
 
 MAINTAIN_INTERVAL_S = 1.0
 TOUCH_SHARE = 16
@@ -429,9 +431,17 @@ class Engine:
         else:
             self._committer.submit(CommitEntry(None, None, (), done, result), 0)
 
-    def split(self, stream: LiveStream, start: Offset, end: Offset, count: int, done: OnSplit) -> None:
-        """Cut a range into about `count` runs of equal size, a slice of the work at a time; `done` gets their ends."""
-        split_range(self.reader, self._scheduler, stream, start, end, count, done)
+    def split(
+        self,
+        stream: LiveStream,
+        start: Offset,
+        end: Offset,
+        count: int,
+        convert: Callable[[Offset, Offset], T],
+        done: Callable[[list[T] | Refusal], None],
+    ) -> None:
+        """Cut a range into about `count` runs of equal size and convert each, a slice of the work at a time."""
+        split_range(self.reader, self._scheduler, stream, start, end, count, convert, done)
 
     def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None:
         """Move the earliest retained offset of a stream. What the record says must have been checked."""

@@ -17,6 +17,10 @@ INTERVAL_S: Final = 2.0
 FREE_MAX_BYTES: Final = 8 * 1024 * 1024
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = Path("/proc/self/statm")
+_M_MMAP_THRESHOLD: Final = -3
+MAPPED_MIN_BYTES: Final = 4 * 1024 * 1024
+"""Blocks of this size have their own mapping, which grows without a copy. By default glibc raises this limit to 32 MiB
+once such a block was freed; then a large body is copied as it grows, which takes up to 50 ms."""
 
 
 class Allocator(Protocol):
@@ -55,6 +59,7 @@ class Glibc:
         self._info: Callable[[], _Info] = library.mallinfo2
         self._trim: Callable[[int], int] = library.malloc_trim
         library.mallinfo2.restype = _Info
+        library.mallopt(_M_MMAP_THRESHOLD, MAPPED_MIN_BYTES)
 
     def free_bytes(self) -> int:
         return int(self._info().fordblks)

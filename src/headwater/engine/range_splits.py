@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.engine.cold_reads import ColdRead
 from headwater.engine.reading import StreamReader
-from headwater.engine.results import OnSplit
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
 
 SLICE_S: Final = 0.005
 """How long one slice may take."""
+
+T = TypeVar("T")
 
 
 def split_range(
@@ -24,21 +26,24 @@ def split_range(
     start: Offset,
     end: Offset,
     count: int,
-    done: OnSplit,
+    convert: Callable[[Offset, Offset], T],
+    done: Callable[[list[T] | Refusal], None],
 ) -> None:
-    """Cut the range from `start` to `end` into about `count` runs. `done` gets the end of each."""
+    """Cut the range from `start` to `end` into about `count` runs. `done` gets what `convert` makes of each."""
     share = max(1, -(-(end.byte_position - start.byte_position) // count))
-    ends: list[Offset] = []
+    runs: list[T] = []
+    at = start
 
     def step() -> None:
+        nonlocal at
         until_s = time.perf_counter() + SLICE_S
-        at = ends[-1] if ends else start
         try:
             reader.check_readable(stream, at)
             with reader.deferring():
                 while at.message_index < end.message_index:
-                    at = reader.run(stream, at, end, share).end
-                    ends.append(at)
+                    run_end = reader.run(stream, at, end, share).end
+                    runs.append(convert(at, run_end))
+                    at = run_end
                     if time.perf_counter() >= until_s:
                         scheduler.soon(step)
                         return
@@ -47,7 +52,7 @@ def split_range(
         except Refusal as refusal:
             done(refusal)
         else:
-            done(ends)
+            done(runs)
 
     def step_again(refusal: Refusal | None) -> None:
         if refusal is None:

@@ -41,7 +41,6 @@ class Deleted(msgspec.Struct, frozen=True, gc=False):
 OnCreated: TypeAlias = Callable[[Created | Refusal], None]
 OnAppended: TypeAlias = Callable[[Appended | Refusal], None]
 OnDeleted: TypeAlias = Callable[[Deleted | Refusal], None]
-OnSplit: TypeAlias = Callable[[list[Offset] | Refusal], None]
 
 
 def accepted_producer(stream: LiveStream, producer: ProducerHeaders | None) -> ProducerHeaders | None:

@@ -124,19 +124,20 @@ def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, 
     if _COUNT.fullmatch(asked) is None or int(asked) > SPLITS_MAX:
         raise BadRequest(f"splits must be a whole number from 1 to {SPLITS_MAX}.")
 
-    def render(ends: list[Offset]) -> Response:
+    last = offset_text(stream.id, start)
+
+    def convert(at: Offset, end: Offset) -> str:
         # Written out, because 10,000 ranges as objects for the JSON encoder take three times as long.
-        offset, index, position = offset_text(stream.id, start), start.message_index, start.byte_position
-        ranges = []
-        for end in ends:
-            before, offset = offset, offset_text(stream.id, end)
-            ranges.append(
-                f'{{"start":"{before}","end":"{offset}","start_position":{index},'
-                f'"end_position":{end.message_index},"bytes":{end.byte_position - position}}}'
-            )
-            index, position = end.message_index, end.byte_position
+        nonlocal last
+        before, last = last, offset_text(stream.id, end)
+        return (
+            f'{{"start":"{before}","end":"{last}","start_position":{at.message_index},'
+            f'"end_position":{end.message_index},"bytes":{end.byte_position - at.byte_position}}}'
+        )
+
+    def render(ranges: list[str]) -> Response:
         headers = NO_STORE + JSON_TYPE + next_offset(stream.id, until.message_index, until.byte_position)
         body = f'{{"ranges":[{",".join(ranges)}]}}'.encode()
         return Response(OK, headers + next_position(until.message_index), body)
 
-    return Deferred(partial(context.engine.split, stream, start, until, int(asked)), render)
+    return Deferred(partial(context.engine.split, stream, start, until, int(asked), convert), render)

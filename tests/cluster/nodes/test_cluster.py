@@ -110,7 +110,8 @@ def test_requests_get_503_while_postgres_has_no_standby(cluster: RunningCluster)
     assert answer.headers["Retry-After"] == "1"
     postgres.watch()
     appended(second, b"after;")
-    content = httpx.get(first).content
+    # The node may have no shards yet.
+    content = wait_until(lambda: httpx.get(first), lambda response: response.status_code == 200).content
     assert content.startswith(b"before;")
     assert content.endswith(b"after;")
     cluster.wait_until_shared(0, 1, 2)
