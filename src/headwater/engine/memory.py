@@ -17,6 +17,7 @@ INTERVAL_S: Final = 2.0
 FREE_MAX_BYTES: Final = 8 * 1024 * 1024
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = Path("/proc/self/statm")
+_M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 MAPPED_MIN_BYTES: Final = 4 * 1024 * 1024
 """Blocks of this size have their own mapping, which grows without a copy. By default glibc raises this limit to 32 MiB
@@ -60,6 +61,8 @@ class Glibc:
         self._trim: Callable[[int], int] = library.malloc_trim
         library.mallinfo2.restype = _Info
         library.mallopt(_M_MMAP_THRESHOLD, MAPPED_MIN_BYTES)
+        # As glibc sets it by itself, unless the other limit is given.
+        library.mallopt(_M_TRIM_THRESHOLD, 2 * MAPPED_MIN_BYTES)
 
     def free_bytes(self) -> int:
         return int(self._info().fordblks)
