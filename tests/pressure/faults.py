@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.cli import main
+from headwater.engine import memory
 from headwater.engine.engine import Engine
 from headwater.engine.memory import MemoryReturn
 from headwater.http.connection import Connection
@@ -137,6 +138,8 @@ def keeps_freed_memory() -> None:
         """Do nothing, as if little had been freed."""
 
     MemoryReturn.check = nothing  # type: ignore[method-assign]
+    # What glibc raises it to by itself: then it keeps the memory of blocks that are smaller.
+    memory.MAPPED_MIN_BYTES = 32 * 1024 * 1024  # type: ignore[misc]
 
 
 def keeps_something_for_every_connection() -> None:
