@@ -156,9 +156,14 @@ class Peer(asyncio.Protocol):
         if self._clients.pop(number, None) is not None:
             self.send(frames.CANCEL, number)
 
-    def recycle(self, number: int, begin: int) -> None:
-        """Free a tunnel whose response is complete for another request."""
-        self._idle[begin].append(number)
+    def recycle(self, number: int, begin: int, *, is_last: bool) -> None:
+        """Free a tunnel whose response is complete for another request.
+
+        A tunnel that its owner has closed is not used again. Otherwise a response that arrives late in it would be
+        taken for that of the next request.
+        """
+        if not is_last:
+            self._idle[begin].append(number)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class Exchange:
         self._data.append(data)
 
     def on_end(self, *, close: bool) -> None:
-        self._peer.recycle(self._number, self._begin)
+        self._peer.recycle(self._number, self._begin, is_last=close)
         if not self.response.done():
             self.response.set_result((b"".join(self._data), close))
 
@@ -292,7 +292,7 @@ class RelayedAnswer:
         if peer is not None:
             if self._paused:
                 peer.send(frames.RESUME, self._number)
-            peer.recycle(self._number, self._begin)
+            peer.recycle(self._number, self._begin, is_last=close)
         if channel is not None:
             assert isinstance(channel, RelayingConnection)
             channel.end_relayed(close=close)

@@ -197,6 +197,11 @@ class RelayServer:
         return any(tunnel.is_busy for tunnel in self._tunnels)
 
     def drain(self) -> None:
-        """End live responses; other requests in progress are completed."""
+        """End live responses; other requests in progress are completed.
+
+        Idle tunnels stay open, because the next request may already be on its way: closed now, that request would get
+        the end of the tunnel as its response, although it is processed.
+        """
         for tunnel in tuple(self._tunnels):
-            tunnel.drain()
+            if tunnel.is_busy:
+                tunnel.drain()
