@@ -8,6 +8,8 @@ import socket
 from functools import partial
 from typing import Any, cast
 
+import pytest
+
 from headwater.cluster import frames
 from headwater.cluster.following import Following
 from headwater.cluster.peers import Peer, Peers
@@ -118,5 +120,31 @@ def test_number_of_a_tunnel_that_its_owner_ended_is_not_used_again() -> None:
         assert follower._number != ended._number
         response, _ = await follower.response
         assert status_and_tail(response) == (204, 9)
+
+    run(scene)
+
+
+def test_request_that_waited_is_checked_again_before_it_is_processed() -> None:
+    """A worker that may not answer any more, such as one whose lease has expired, does not process it."""
+
+    class ExpiredError(Exception):
+        pass
+
+    def expired() -> None:
+        raise ExpiredError
+
+    async def scene(tunnelled: Tunnelled, peer: Peer) -> None:
+        assert await exchange(peer, request("PUT")) == (201, 0)
+        peer.send(frames.PAUSE, 1)
+        waiting = Exchange(peer, request("POST", b"late;"), frames.BEGIN)
+        (tunnel,) = tunnelled.server._tunnels
+        await asyncio.sleep(0.05)
+        assert not waiting.response.done()
+        tunnelled.peers[0].check = expired
+        with pytest.raises(ExpiredError):
+            tunnel.resume()
+        tunnelled.peers[0].check = None
+        assert await exchange(peer, request("HEAD")) == (200, 0)
+        waiting.response.cancel()
 
     run(scene)

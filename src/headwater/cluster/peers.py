@@ -289,7 +289,7 @@ class Peers:
         self._waiting: dict[int, dict[Callable[[], None], None]] = {number: {} for number in range(workers)}
         self._answerers: dict[str, Answerer] = {}
         self.check: Callable[[], None] | None = None
-        """Called before anything of another worker is processed."""
+        """Called before a request, or anything of another worker, is processed. Ends the process if it may not be."""
         self.open_server: OpenTunnel = _no_server
         self.on_feed: Callable[[int, Any], None] = _no_feed
         self.on_tail: Callable[[int, bytes], None] = _no_feed

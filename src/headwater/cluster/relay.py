@@ -99,12 +99,18 @@ class RelayingConnection(Connection):
         return self._peer_name
 
     def _answer(self, request: Request, known: KnownHead | None = None) -> None:
+        check = self._relay.peers.check
+        if check is not None:
+            check()
         super()._answer(request, known)
         if known is not None and type(self._live) is RelayedAnswer and self._live.may_move:
             known.operation, known.owner = self._operation, self._live.worker
 
     def _answer_known(self, known: KnownHead, request: Request) -> None:
         """Process a request with a known head. If that head was relayed before, skip the routing."""
+        check = self._relay.peers.check
+        if check is not None:
+            check()
         if known.owner < 0 or self._is_proxied or self._context.debug:
             super()._answer_known(known, request)
             return

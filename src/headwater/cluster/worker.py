@@ -43,7 +43,6 @@ from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
 from headwater.engine.stream_index import StreamIndex
 from headwater.engine.subscriptions import Subscriptions
-from headwater.http.context import Context
 from headwater.http.metrics import ServerCollector
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
@@ -174,7 +173,7 @@ class ServingWorker:
             messages.send(self._control, messages.Ready())
             await _either(self._serve, self._stop)
             server = await loop.create_server(
-                lambda: self._connection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
+                lambda: RelayingConnection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
             )
             spare_recovered_objects()
             if telemetry is not None:
@@ -214,9 +213,6 @@ class ServingWorker:
     async def _begin(self, store: Store) -> str:
         """The data is recovered: returns where other nodes reach this worker, if there are any."""
         return ""
-
-    def _connection(self, context: Context, router: WorkerRouter, relay: Relay) -> RelayingConnection:
-        return RelayingConnection(context, router, relay)
 
     def _on_lease(self, lease: messages.ShardLease) -> None:
         raise AssertionError("only a node of a cluster has leases")

@@ -139,3 +139,35 @@ def test_a_lost_answer_to_a_commit_is_not_taken_for_another_server(
         head = Home(objects).head
         assert head is not None
         assert head.lsn == run.storage._unsaved.lsn
+
+
+def test_head_of_a_lost_answer_leads_to_what_it_named_whatever_the_next_attempt_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
+    objects = Interrupted(memory_objects())
+    with opened(objects, tmp_path / "data", grace_s=0.0) as run:
+        stream = run.driver.create("s", [b"x"])
+        run.save()
+        run.uploader.step()
+        run.driver.append(stream, [b"y"])
+        run.save()
+        with objects.answering(2, is_done=True), pytest.raises(ObjectStoreError):
+            run.uploader.step()
+        named = Home(objects).head
+        assert named is not None
+        assert run.uploader._done is not run.uploader._state
+        # A newer manifest meanwhile, and the process dies before it can replace HEAD.
+        run.driver.append(stream, [b"z"])
+        run.save()
+        with objects.answering(2, is_done=False), pytest.raises(ObjectStoreError):
+            run.uploader.step()
+        assert objects.asked[-1] == ("replace", "HEAD")
+        assert Home(objects).head == named
+        assert {part.key: part.size for part in named.parts}.items() <= objects.sizes("manifest/").items()
+        # Objects of attempts that HEAD does not lead to are deleted.
+        run.uploader.step()
+        run.uploader.step()
+        head = Home(objects).head
+        assert head is not None
+        assert objects.sizes("manifest/") == {part.key: part.size for part in head.parts}

@@ -1,8 +1,9 @@
 """The process of one shard on a node of a cluster: a worker whose store is opened from Postgres and the object store.
 
-Its commits are refused by Postgres once the shard has another owner. For reads there is the lease: no bytes of a client
-or of another process are looked at after it expired, because another owner may have written more by then. The process
-ends instead, and its connections with it.
+Its commits are refused by Postgres once the shard has another owner. Reads are answered from memory, so they depend on
+the lease: another owner may have written more once it has expired. `_check` is called before every request, whether of
+a client or relayed, and ends the process instead. What is sent without a new request (the end of a long-poll, events)
+was asked for while the lease was valid, and says what was true then.
 """
 
 from __future__ import annotations
@@ -17,12 +18,9 @@ from typing import TYPE_CHECKING, Final
 from headwater.cluster import messages
 from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.nodes.open_shard import open_shard, shard_directory
-from headwater.cluster.relay import Relay, RelayingConnection
-from headwater.cluster.routing import WorkerRouter
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.worker import ServingWorker
 from headwater.engine.stores import Store
-from headwater.http.context import Context
 from headwater.http.server import Reloader
 from headwater.storage.journaled_store import JournaledStorage
 
@@ -35,18 +33,6 @@ CHECK_S: Final = 0.05
 ANSWER_S: Final = 0.2
 """Time for the refusals of waiting writers to be sent before the process ends."""
 EXPIRED_CODE: Final = 3
-
-
-class LeasedConnection(RelayingConnection):
-    """A client's connection: nothing of it is processed after the lease of the shard has expired."""
-
-    __slots__ = ()
-
-    def data_received(self, data: bytes) -> None:
-        check = self._relay.peers.check
-        if check is not None:
-            check()
-        super().data_received(data)
 
 
 class NodeWorker(ServingWorker):
@@ -91,9 +77,6 @@ class NodeWorker(ServingWorker):
         links.connect_to(self._lease.owners)
         self._watching = asyncio.create_task(self._watch(store))
         return f"{self._host}:{port}"
-
-    def _connection(self, context: Context, router: WorkerRouter, relay: Relay) -> RelayingConnection:
-        return LeasedConnection(context, router, relay)
 
     def _on_lease(self, lease: messages.ShardLease) -> None:
         self._lease = lease

@@ -1,8 +1,13 @@
 """Who owns which shard: one node's turn at the tables of the cluster, again and again.
 
 In each turn a node raises the lease of its shards by one, looks at those of the others, and takes shards that are free,
-or whose lease did not move for `lease_s` by its own clock. Every start of a shard's process is a new epoch. The nodes
-that are alive share the shards evenly: who has more than its share hands some over.
+or whose lease did not move for `lease_s` by its own clock. The nodes that are alive share the shards evenly: who has
+more than its share hands some over.
+
+Every start of a shard's process is a new epoch, and no two processes ever have the same one. For this, an epoch counts
+only once a standby has it: otherwise it could be lost with the primary and be given out a second time. So an epoch is
+taken under the condition that Postgres replicates synchronously, and a turn with a warning, or whose connection broke,
+gives nothing. What it may have taken stands still then, and is free after a lease.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import msgspec
 import psycopg
 from psycopg.types.json import Jsonb
 
-from headwater.cluster.nodes.schema import FORMAT, Connection, broken_promise
+from headwater.cluster.nodes.schema import FORMAT, SYNCHRONOUS, Connection, broken_promise
 
 HELD_PART: Final = 0.9
 """A node relies on a lease for this part of its time, so that clocks may run at slightly different speeds."""
@@ -41,13 +46,14 @@ WHERE id = ANY(%(shards)s) AND owner = %(owner)s
 """
 _REOPEN: Final = """
 UPDATE headwater.shard SET epoch = epoch + 1, lease = lease + 1, address = NULL
-WHERE id = ANY(%(shards)s) AND owner = %(owner)s RETURNING id, epoch
+WHERE id = ANY(%(shards)s) AND owner = %(owner)s {}
+RETURNING id, epoch
 """
 _TAKE: Final = """
 UPDATE headwater.shard SET epoch = shard.epoch + 1, owner = %(owner)s, lease = shard.lease + 1, address = NULL,
     format = GREATEST(format, %(format)s)
 FROM unnest(%(shards)s::integer[], %(epochs)s::bigint[], %(leases)s::bigint[]) AS seen (id, epoch, lease)
-WHERE shard.id = seen.id AND shard.epoch = seen.epoch AND shard.lease = seen.lease AND shard.format <= %(format)s
+WHERE shard.id = seen.id AND shard.epoch = seen.epoch AND shard.lease = seen.lease AND shard.format <= %(format)s {}
 RETURNING shard.id, shard.epoch
 """
 
@@ -105,6 +111,9 @@ class Ownership:
         self._address = address
         self._lease_s = lease_s
         self._require_standby = require_standby
+        condition = SYNCHRONOUS if require_standby else ""
+        self._reopen_statement = _REOPEN.format(condition)
+        self._take_statement = _TAKE.format(condition)
         self._format = format_version
         self._clock = clock
         self._takes_from_s = clock() + SETTLE_PART * lease_s
@@ -135,7 +144,7 @@ class Ownership:
             addresses=[wanted.addresses[shard] or None for shard in renewed],
         )
         if wanted.reopen:
-            held |= self._epochs(connection, _REOPEN, shards=list(wanted.reopen))
+            held |= self._epochs(connection, self._reopen_statement, shards=list(wanted.reopen))
         rows = [
             _Row(*row)  # type: ignore[arg-type]
             for row in connection.execute(
@@ -148,7 +157,7 @@ class Ownership:
             taken = free[: share - len(held)]
             held |= self._epochs(
                 connection,
-                _TAKE,
+                self._take_statement,
                 format=self._format,
                 shards=[row.id for row in taken],
                 epochs=[row.epoch for row in taken],

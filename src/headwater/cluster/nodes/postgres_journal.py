@@ -6,7 +6,13 @@ the batch. It returns when a standby has it.
 When a connection breaks after it was sent, or Postgres warns that the standby may not have it, the outcome is unknown:
 a row that can be read on the primary may still be lost with it. So the statement is sent again. If it finds its own
 work done, one more write under the same condition is made; when that returns without a warning, a standby has
-everything before it. Only then is the batch acknowledged.
+everything before it. Only then is the batch acknowledged. A statement that was sent first and is carried out last does
+nothing, because the shard has moved on.
+
+What is read at the opening cannot be lost either, although reading waits for no standby. The epoch was taken by a write
+that a standby has (`ownership` ignores one with a warning). Every batch of an earlier epoch was committed before that
+write, because both lock the row of the shard, so a standby has them too; and nobody but this process adds batches in
+this epoch, because each process gets another one.
 """
 
 from __future__ import annotations
@@ -18,17 +24,12 @@ from typing import Final
 
 import psycopg
 
-from headwater.cluster.nodes.schema import Connection, connect
+from headwater.cluster.nodes.schema import SYNCHRONOUS, Connection, connect
 from headwater.storage.filesystem import Bytes
 from headwater.storage.interface import WriteFailedError
 
 log = logging.getLogger("headwater.cluster")
 
-_SYNCHRONOUS: Final = (
-    " AND current_setting('synchronous_commit') IN ('on', 'remote_apply')"
-    " AND current_setting('synchronous_standby_names') <> ''"
-)
-"""Part of the condition, so that a server that is reconfigured commits nothing more."""
 _COMMIT: Final = """
 WITH moved AS (
     UPDATE headwater.shard SET seq = %(new)s WHERE id = %(shard)s AND epoch = %(epoch)s AND seq = %(old)s {}
@@ -69,12 +70,16 @@ class PostgresJournal:
         self._is_ours = is_ours
         """Whether to continue trying: the lease has not expired."""
         self._retry_s = retry_s
-        condition = _SYNCHRONOUS if require_standby else ""
+        condition = SYNCHRONOUS if require_standby else ""
         self._commit_statement = _COMMIT.format(condition)
         self._confirm_statement = _CONFIRM.format(condition)
         self._is_warned = False
         self._connection: Connection | None = None
-        self.last_lsn: Final = self._position()[1]
+        found, seq = self._position()
+        if found != epoch:
+            self.close()
+            raise WriteFailedError(f"Shard {shard} was taken over by another node: its epoch is {found}, not {epoch}.")
+        self.last_lsn: Final = seq
 
     # -- as the replica of a journal -------------------------------------------------------------------------------
 

@@ -25,6 +25,12 @@ _CONNECT_TIMEOUT_S: Final = 3
 _LOCK: Final = 0x68656164
 """Of the transaction that creates the tables: nodes may start at the same time."""
 
+SYNCHRONOUS: Final = (
+    " AND current_setting('synchronous_commit') IN ('on', 'remote_apply')"
+    " AND current_setting('synchronous_standby_names') <> ''"
+)
+"""Part of every condition under which a shard changes, so that a server that is reconfigured changes nothing more."""
+
 _TABLES: Final = """
 CREATE SCHEMA IF NOT EXISTS headwater;
 CREATE TABLE IF NOT EXISTS headwater.cluster (

@@ -76,6 +76,9 @@ class Uploader:
         self._thread: threading.Thread | None = None
         self._header = b""
         self._parts: tuple[ManifestPart, ...] = home.head.parts if home.head is not None else ()
+        self._written_parts = {part.key for part in self._parts}
+        """The parts of the manifest, and those of attempts since then that failed."""
+        self._attempts = 0
         self._written_lsn: Callable[[], int] = lambda: 0
         self._garbage: dict[str, float] = {}
         """Objects that nothing leads to, and since when."""
@@ -165,7 +168,8 @@ class Uploader:
             parts = self._store_manifest(state)
             self._home.commit(state.lsn, parts)
             self.on_stored(state.lsn)
-            self._note_garbage({part.key for part in self._parts} - {part.key for part in parts})
+            self._note_garbage(self._written_parts - {part.key for part in parts})
+            self._written_parts = {part.key for part in parts}
             self._parts, self._header = parts, state.header
             self._forget(state)
             self._done = state
@@ -205,7 +209,11 @@ class Uploader:
         parts = self._parts if self._header == state.header and len(self._parts) < PARTS_MAX else ()
         start = sum(part.size for part in parts)
         if start < state.size:
-            key = f"{MANIFEST_PREFIX}{head.epoch:06}{head.number:010}"
+            # Each attempt has its own key. `HEAD` may lead to the object of an attempt whose answer was lost, and that
+            # must not change.
+            self._attempts += 1
+            key = f"{MANIFEST_PREFIX}{head.epoch:06}{self._attempts:010}"
+            self._written_parts.add(key)
             self._objects.put(key, data[start : state.size])
             parts = (*parts, ManifestPart(key, state.size - start))
         return parts
