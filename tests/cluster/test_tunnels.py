@@ -108,13 +108,16 @@ def test_request_that_crosses_the_drain_of_its_tunnel_gets_its_own_response() ->
     run(scene)
 
 
-def test_number_of_a_tunnel_that_its_owner_ended_is_not_used_again() -> None:
+@pytest.mark.parametrize("is_last", [True, False])
+def test_number_of_a_request_is_not_used_again(is_last: bool) -> None:
     async def scene(tunnelled: Tunnelled, peer: Peer) -> None:
         assert await exchange(peer, request("PUT")) == (201, 0)
-        last = request("POST", b"one;").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
-        ended = Exchange(peer, last, frames.BEGIN)
+        first = request("POST", b"one;")
+        if is_last:
+            first = first.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+        ended = Exchange(peer, first, frames.BEGIN)
         response, close = await ended.response
-        assert close
+        assert close == is_last
         assert status_and_tail(response) == (204, 4)
         follower = Exchange(peer, request("POST", b"two2;"), frames.BEGIN)
         assert follower._number != ended._number
@@ -135,10 +138,13 @@ def test_request_that_waited_is_checked_again_before_it_is_processed() -> None:
 
     async def scene(tunnelled: Tunnelled, peer: Peer) -> None:
         assert await exchange(peer, request("PUT")) == (201, 0)
-        peer.send(frames.PAUSE, 1)
+        owner = tunnelled.peers[0].get(1)
+        assert owner is not None
+        owner.is_congested = True
         waiting = Exchange(peer, request("POST", b"late;"), frames.BEGIN)
-        (tunnel,) = tunnelled.server._tunnels
         await asyncio.sleep(0.05)
+        owner.is_congested = False
+        (tunnel,) = tunnelled.server._pools[frames.BEGIN].busy
         assert not waiting.response.done()
         tunnelled.peers[0].check = expired
         with pytest.raises(ExpiredError):

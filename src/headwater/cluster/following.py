@@ -154,7 +154,7 @@ class OthersEvents:
             self._relay.peers.wait(self._worker, self.start)
             return
         self._peer = peer
-        self._number = peer.open_tunnel(self, frames.BEGIN_FOLLOW)
+        self._number = peer.open_tunnel(self)
         peer.send(frames.BEGIN_FOLLOW, self._number, b"\0" + self._request)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The frames that workers send each other over one stream socket, in both directions.
 
-A frame is a header (length of the payload, kind, number) and a payload. The number identifies a tunnel, or a question
-and its answer. The frames work over any reliable byte stream, and so between machines, too.
+A frame is a header (length of the payload, kind, number) and a payload. The number identifies a relayed request, or a
+question and its answer. No number is used twice on a connection, so a frame that arrives late cannot reach another
+request. The frames work over any reliable byte stream, and so between machines, too.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-HEADER: Final = struct.Struct("<IBI")
+HEADER: Final = struct.Struct("<IBQ")
 PAYLOAD_MAX_BYTES: Final = 64 * 1024
 """The most request or response bytes in one frame: a large body must not delay other frames."""
 
 # From the worker that has the client to the owner.
 BEGIN: Final = 1
-"""A request begins in a tunnel: the client's address (a length byte and the bytes), then bytes of the request."""
+"""A request begins: the client's address (a length byte and the bytes), then bytes of the request."""
 BEGIN_PLACED: Final = 2
 """As BEGIN, for a stream that is placed at the receiver although its name hashes to another shard."""
 MORE: Final = 3
@@ -28,14 +29,15 @@ CANCEL: Final = 6
 
 BEGIN_FOLLOW: Final = 7
 """A follower of many streams starts: the receiver sends the events of its streams, one in each DATA."""
+BEGINS: Final = frozenset((BEGIN, BEGIN_PLACED, BEGIN_FOLLOW))
 
 # From the owner to the worker that has the client.
 WHOLE: Final = 10
-"""A whole response. The tunnel is free for the next request."""
+"""A whole response."""
 DATA: Final = 11
 """Bytes of a response that continues."""
 END: Final = 12
-"""The response is complete. The tunnel is free for the next request."""
+"""The response is complete."""
 LAST: Final = 13
 """The response is complete, and the client's connection must be closed."""
 CUT: Final = 14

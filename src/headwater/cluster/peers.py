@@ -51,7 +51,7 @@ class TunnelClient(Protocol):
 
 
 class TunnelServer(Protocol):
-    """Processes the requests of one tunnel."""
+    """Processes one relayed request."""
 
     def begin(self, peer_name: bytes, data: bytes) -> None: ...
 
@@ -65,7 +65,7 @@ class TunnelServer(Protocol):
 
 
 OpenTunnel: TypeAlias = Callable[["Peer", int, int], TunnelServer]
-"""Takes the first frame of a tunnel; returns the server for it."""
+"""Takes the number and the kind of the frame that begins a request; returns the server for it."""
 
 
 class Peer(asyncio.Protocol):
@@ -79,7 +79,6 @@ class Peer(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._rest = b""
         self._last_number = 0
-        self._idle: dict[int, list[int]] = {frames.BEGIN: [], frames.BEGIN_PLACED: [], frames.BEGIN_FOLLOW: []}
         self._clients: dict[int, TunnelClient] = {}
         self._servers: dict[int, TunnelServer] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -120,12 +119,14 @@ class Peer(asyncio.Protocol):
             server.resume()
 
     def data_received(self, data: bytes) -> None:
+        if self.is_lost:
+            return
         if self._peers.check is not None:
             self._peers.check()
         if self._rest:
             data = self._rest + data
         at, size = 0, len(data)
-        while size - at >= HEADER.size:
+        while size - at >= HEADER.size and not self.is_lost:
             length, kind, number = HEADER.unpack_from(data, at)
             end = at + HEADER.size + length
             if end > size:
@@ -140,30 +141,16 @@ class Peer(asyncio.Protocol):
 
     # -- tunnels of this side --------------------------------------------------------------------------------------
 
-    def open_tunnel(self, client: TunnelClient, begin: int) -> int:
-        """An idle tunnel. Finished tunnels are reused: the owner keeps its state for them."""
-        idle = self._idle[begin]
-        if idle:
-            number = idle.pop()
-        else:
-            self._last_number += 1
-            number = self._last_number
+    def open_tunnel(self, client: TunnelClient) -> int:
+        """The number of a new request, whose response `client` receives."""
+        self._last_number = number = self._last_number + 1
         self._clients[number] = client
         return number
 
     def cancel_tunnel(self, number: int) -> None:
-        """Cancel the request of a client that disconnected. The number is not reused: a response may still arrive."""
+        """Cancel the request of a client that disconnected."""
         if self._clients.pop(number, None) is not None:
             self.send(frames.CANCEL, number)
-
-    def recycle(self, number: int, begin: int, *, is_last: bool) -> None:
-        """Free a tunnel whose response is complete for another request.
-
-        A tunnel that its owner has closed is not used again. Otherwise a response that arrives late in it would be
-        taken for that of the next request.
-        """
-        if not is_last:
-            self._idle[begin].append(number)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
@@ -185,6 +172,8 @@ class Peer(asyncio.Protocol):
         self._servers.pop(number, None)
 
     def close(self) -> None:
+        """Process and send nothing more. `connection_lost` reports the end of what was in progress."""
+        self.is_lost = True
         self._transport.abort()
 
     async def ask(self, question: str, arguments: object = None) -> Any:
@@ -219,10 +208,8 @@ class Peer(asyncio.Protocol):
             client = self._clients.get(number)
             if client is not None:
                 client.on_data(payload)
-        elif kind in self._idle:
-            server = self._servers.get(number)
-            if server is None:
-                server = self._servers[number] = self._peers.open_server(self, number, kind)
+        elif kind in frames.BEGINS:
+            server = self._servers[number] = self._peers.open_server(self, number, kind)
             size = payload[0]
             server.begin(payload[1 : 1 + size], payload[1 + size :])
         elif kind in (frames.END, frames.LAST):
@@ -343,6 +330,8 @@ class Peers:
         return Peer(worker, self)
 
     def connected(self, peer: Peer) -> None:
+        if peer.is_lost:
+            return  # The other side ended meanwhile; requests wait for the next connection.
         self._drop(peer.worker)
         self._connected[peer.worker] = peer
         for on_connected in self.on_connected:

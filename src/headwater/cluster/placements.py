@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from headwater.cluster import frames
 from headwater.cluster.peers import Peer, PeerLostError
-from headwater.cluster.relay import Exchange, Relay, RelayingConnection, request_bytes
+from headwater.cluster.relay import Exchange, Relay, RelayingConnection, client_name, request_bytes
 from headwater.cluster.shards import COORDINATOR, ShardMap
 from headwater.core.errors import FencingUnavailable, Refusal
 from headwater.engine.engine import Engine
@@ -38,9 +38,9 @@ STREAMS_AT_ONCE: Final = 5_000
 class Placements:
     """The placements of the names that this worker is the home of."""
 
-    def __init__(self, engine: Engine, shard_map: ShardMap, relay: Relay, on_placed: Callable[[], None]) -> None:
-        self._on_placed = on_placed
-        """Called when a placement changes, because cached routes may be wrong then."""
+    def __init__(self, engine: Engine, shard_map: ShardMap, relay: Relay) -> None:
+        self.on_placed: Callable[[], None] | None = None
+        """Called when a placement is added, because cached routes may be wrong then."""
         self._engine = engine
         self._map = shard_map
         self._relay = relay
@@ -170,7 +170,8 @@ class Placements:
     async def _save(self, name: str, worker: int) -> None:
         await self._put(PREFIX + name, str(worker).encode())
         self.by_name[name] = worker
-        self._on_placed()
+        if self.on_placed is not None:
+            self.on_placed()
 
     async def _put(self, key: str, value: bytes | None) -> None:
         durable: asyncio.Future[Refusal | None] = self._relay.loop.create_future()
@@ -240,7 +241,8 @@ class PlacedWrite:
                     self._respond(await self._handle_here())
                     return
                 peer = await self._relay.peer(worker)
-                response, close = await Exchange(peer, request_bytes(self._request), frames.BEGIN_PLACED).response
+                client, data = client_name(self._channel), request_bytes(self._request)
+                response, close = await Exchange(peer, data, frames.BEGIN_PLACED, client).response
                 self._pass_on(response, close=close)
                 await placements.remove_if_gone(name)
         except Refusal as refusal:

@@ -183,22 +183,20 @@ class Relay:
 class Exchange:
     """A request to another worker whose whole response is collected, even if no client waits for it."""
 
-    __slots__ = ("_begin", "_data", "_number", "_peer", "response")
+    __slots__ = ("_data", "_number", "_peer", "response")
 
-    def __init__(self, peer: Peer, data: bytes, begin: int) -> None:
+    def __init__(self, peer: Peer, data: bytes, begin: int, client: bytes = b"") -> None:
         self.response: asyncio.Future[tuple[bytes, bool]] = asyncio.get_running_loop().create_future()
         """The response, and whether the client's connection must be closed. Fails with `PeerLostError`."""
         self._peer = peer
-        self._begin = begin
         self._data: list[bytes] = []
-        self._number = peer.open_tunnel(self, begin)
-        send_request(peer, begin, self._number, b"", data)
+        self._number = peer.open_tunnel(self)
+        send_request(peer, begin, self._number, client, data)
 
     def on_data(self, data: bytes) -> None:
         self._data.append(data)
 
     def on_end(self, *, close: bool) -> None:
-        self._peer.recycle(self._number, self._begin, is_last=close)
         if not self.response.done():
             self.response.set_result((b"".join(self._data), close))
 
@@ -293,12 +291,8 @@ class RelayedAnswer:
             self._peer.send(frames.PAUSE, self._number)
 
     def on_end(self, *, close: bool) -> None:
-        peer, self._peer = self._peer, None
+        self._peer = None
         channel, self._channel = self._channel, None
-        if peer is not None:
-            if self._paused:
-                peer.send(frames.RESUME, self._number)
-            peer.recycle(self._number, self._begin, is_last=close)
         if channel is not None:
             assert isinstance(channel, RelayingConnection)
             channel.end_relayed(close=close)
@@ -332,9 +326,8 @@ class RelayedAnswer:
                 self._deadline = relay.deadlines.set(self._give_up)
             return
         self._peer = peer
-        self._number = number = peer.open_tunnel(self, self._begin)
-        name = self._channel.peer_name if isinstance(self._channel, RelayingConnection) else b""
-        send_request(peer, self._begin, number, name, self._data)
+        self._number = number = peer.open_tunnel(self)
+        send_request(peer, self._begin, number, client_name(self._channel), self._data)
 
     def _retry(self) -> None:
         self._stop_waiting()
@@ -352,6 +345,11 @@ class RelayedAnswer:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.refuse(unavailable(self.worker, self._relay.wait_s))
+
+
+def client_name(channel: Channel | None) -> bytes:
+    """The address of the client, for the worker that processes its request."""
+    return channel.peer_name if isinstance(channel, RelayingConnection) else b""
 
 
 def unavailable(worker: int, wait_s: float) -> WorkerUnavailable:

@@ -1,14 +1,15 @@
 """Process the requests that other workers relay: a connection whose transport is a tunnel.
 
 Requests of a tunnel take the same path as those of a socket: parser, limits, routes, metrics. Only the transport
-differs, and that the worker with the client's socket counts the connection.
+differs, and that the worker with the client's socket counts the connection. A tunnel has one request at a time; when
+its response is complete, the tunnel is kept for another request of any worker, which has another number.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from headwater.cluster import frames
 from headwater.cluster.following import Following
@@ -18,6 +19,9 @@ from headwater.http.context import Context
 from headwater.http.responses import Response
 from headwater.http.routing import Router
 from headwater.http.states import IDLE
+
+IDLE_TUNNELS_MAX: Final = 1024
+"""Tunnels that are kept for further requests; creating one takes longer than a small request."""
 
 
 class RelayedConnection(RelayingConnection):
@@ -32,10 +36,23 @@ class RelayedConnection(RelayingConnection):
         self._transport = cast("asyncio.Transport", tunnel)
         self._flow.attach(self._transport)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request is being read or processed."""
-        return self._writing is not IDLE or self._parser.state is not IDLE
+    def begin(self, peer_name: bytes, data: bytes) -> None:
+        """Process the request of this client."""
+        self._peer_name = peer_name
+        if self._context.proxies:
+            self._is_proxied = self._context.proxies.trusts(peer_name.decode("latin-1").rpartition(":")[0])
+        self.data_received(data)
+
+    def reset(self) -> bool:
+        """Forget the request that was answered; False if another one cannot begin."""
+        self._request = None  # type: ignore[assignment]
+        return (
+            self._writing is IDLE
+            and self._parser.state is IDLE
+            and not self._queue
+            and not self._unparsed
+            and not self._flow.reasons
+        )
 
     def _write_whole(self, response: Response) -> None:
         self._tunnel.is_whole = True
@@ -52,22 +69,15 @@ class RelayedConnection(RelayingConnection):
 class Tunnel:
     """The transport of a relayed connection, and the receiver of its frames."""
 
-    __slots__ = ("_closing", "_connection", "_context", "_held", "_number", "_on_closed", "_pauses", "_peer",
+    __slots__ = ("_closing", "_connection", "_context", "_held", "_number", "_on_free", "_pauses", "_peer",
                  "_peer_name", "is_whole")  # fmt: skip
 
-    def __init__(
-        self,
-        context: Context,
-        router: Router,
-        relay: Relay,
-        peer: Peer,
-        number: int,
-        on_closed: Callable[[Tunnel], None],
-    ) -> None:
+    def __init__(self, context: Context, router: Router, relay: Relay, on_free: Callable[[Tunnel, bool], None]) -> None:
         self._context = context
-        self._on_closed = on_closed
-        self._peer = peer
-        self._number = number
+        self._on_free = on_free
+        """Called at the end of each request, with whether the tunnel can have another one."""
+        self._peer: Peer = None  # type: ignore[assignment]
+        self._number = 0
         self._peer_name = b""
         self._held: bytes | None = None
         self.is_whole = False
@@ -76,13 +86,18 @@ class Tunnel:
         self._pauses = 0
         self._connection = RelayedConnection(context, router, relay, self)
 
+    def use(self, peer: Peer, number: int) -> Tunnel:
+        """Serve a new request from now on."""
+        self._peer, self._number = peer, number
+        return self
+
     # -- frames ----------------------------------------------------------------------------------------------------
 
     def begin(self, peer_name: bytes, data: bytes) -> None:
         self._peer_name = peer_name
-        if self._peer.is_congested and not self._pauses:
+        if self._peer.is_congested:
             self.pause()
-        self._connection.data_received(data)
+        self._connection.begin(peer_name, data)
 
     def feed(self, data: bytes) -> None:
         if not self._closing:
@@ -103,12 +118,8 @@ class Tunnel:
     def cancel(self) -> None:
         if not self._closing:
             self._closing = True
-            self._on_closed(self)
+            self._on_free(self, False)
             self._connection.connection_lost(None)
-
-    @property
-    def is_busy(self) -> bool:
-        return self._connection.is_busy
 
     def drain(self) -> None:
         self._connection.drain()
@@ -127,12 +138,22 @@ class Tunnel:
 
     def finish(self) -> None:
         """The response is complete."""
-        if not self._closing:
-            held, self._held, self.is_whole = self._held, None, False
-            if held is not None:
-                self._peer.send(frames.WHOLE, self._number, held)
-            else:
-                self._peer.send(frames.END, self._number)
+        if self._closing:
+            return
+        held, self._held, self.is_whole = self._held, None, False
+        if held is not None:
+            self._peer.send(frames.WHOLE, self._number, held)
+        else:
+            self._peer.send(frames.END, self._number)
+        self._peer.forget_server(self._number)
+        if self._pauses:
+            self._pauses = 0
+            self._connection.resume_writing()
+        is_idle = self._connection.reset()
+        self._on_free(self, is_idle)
+        if not is_idle:
+            self._closing = True
+            self._context.loop.call_soon(self._connection.connection_lost, None)
 
     def close(self) -> None:
         self._end(frames.LAST)
@@ -149,7 +170,7 @@ class Tunnel:
         self._closing = True
         self._peer.send(kind, self._number)
         self._peer.forget_server(self._number)
-        self._on_closed(self)
+        self._on_free(self, False)
         self._context.loop.call_soon(self._connection.connection_lost, None)
 
     def is_closing(self) -> bool:
@@ -172,7 +193,7 @@ class Tunnel:
 
 
 class RelayServer:
-    """Opens the tunnels that other workers ask for."""
+    """Opens a tunnel for each request that another worker relays."""
 
     def __init__(
         self, context: Context, router: Router, placed_router: Router, relay: Relay, following: Following
@@ -180,28 +201,36 @@ class RelayServer:
         self._context = context
         self._relay = relay
         self._following = following
-        self._router = router
-        self._placed_router = placed_router
-        self._tunnels: set[Tunnel] = set()
+        self._pools: Final = {frames.BEGIN: _Pool(router), frames.BEGIN_PLACED: _Pool(placed_router)}
 
     def open(self, peer: Peer, number: int, begin: int) -> TunnelServer:
         if begin == frames.BEGIN_FOLLOW:
             return self._following.serve(peer, number)
-        router = self._placed_router if begin == frames.BEGIN_PLACED else self._router
-        tunnel = Tunnel(self._context, router, self._relay, peer, number, self._tunnels.discard)
-        self._tunnels.add(tunnel)
-        return tunnel
+        pool = self._pools[begin]
+        tunnel = pool.idle.pop() if pool.idle else Tunnel(self._context, pool.router, self._relay, pool.free)
+        pool.busy.add(tunnel)
+        return tunnel.use(peer, number)
 
     @property
     def is_busy(self) -> bool:
-        return any(tunnel.is_busy for tunnel in self._tunnels)
+        return any(pool.busy for pool in self._pools.values())
 
     def drain(self) -> None:
-        """End live responses; other requests in progress are completed.
-
-        Idle tunnels stay open, because the next request may already be on its way: closed now, that request would get
-        the end of the tunnel as its response, although it is processed.
-        """
-        for tunnel in tuple(self._tunnels):
-            if tunnel.is_busy:
+        """End live responses; other requests in progress are completed."""
+        for pool in self._pools.values():
+            for tunnel in tuple(pool.busy):
                 tunnel.drain()
+
+
+class _Pool:
+    """The tunnels of one router."""
+
+    def __init__(self, router: Router) -> None:
+        self.router: Final = router
+        self.busy: Final[set[Tunnel]] = set()
+        self.idle: Final[list[Tunnel]] = []
+
+    def free(self, tunnel: Tunnel, is_idle: bool) -> None:
+        self.busy.discard(tunnel)
+        if is_idle and len(self.idle) < IDLE_TUNNELS_MAX:
+            self.idle.append(tunnel)

@@ -54,6 +54,7 @@ class WorkerRouter(Router):
         super().__init__(routes)
         self._reads = reads
         self._placements = placements
+        placements.on_placed = self.head_cache.clear
         self._relay = relay
         self._map = shard_map
         self._worker = worker

@@ -31,7 +31,7 @@ class RelayedUpload(BlobUpload):
         """Whether the connection must be closed after the response; None until the response is complete."""
         self._channel: Channel | None = None
         self.on_room = None
-        self._number = peer.open_tunnel(self, begin)
+        self._number = peer.open_tunnel(self)
         peer.send(begin, self._number, b"\0" + head_bytes(request, chunked=self._is_chunked))
 
     # -- as an upload ----------------------------------------------------------------------------------------------

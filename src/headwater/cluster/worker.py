@@ -153,7 +153,7 @@ class ServingWorker:
             )
             gathering.attach(context)
             usage = SharedUsage(self._peers, context)
-            placements = Placements(engine, self._map, relay, context.head_cache.clear)
+            placements = Placements(engine, self._map, relay)
             buckets.attach(engine, streams, placements)
             Tails(engine, self._peers, loop)
             reads = SharedReads(context, FollowedStreams(engine, relay, scheduler))

@@ -158,16 +158,15 @@ class Connection(asyncio.Protocol):
             live.on_disconnect()
 
     def data_received(self, data: bytes) -> None:
-        context = self._context
         parser = self._parser
         if self._writing is IDLE and parser.state is IDLE and not self._queue and not self._flow.reasons:
-            found = context.head_cache.find(data)
+            found = self._router.head_cache.find(data)
             if found is not None:
                 self._answer_known(*found)
                 return
             self._feed(data)
             if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
-                context.head_cache.remember(data, self._queue[0])
+                self._router.head_cache.remember(data, self._queue[0])
         elif self._unparsed:
             self._unparsed += data
         else:

@@ -23,7 +23,6 @@ from headwater.http.flow import ByteBudget, Turns
 from headwater.http.follow_sessions import FollowSessions
 from headwater.http.followed_events import LocalEvents, OpenEvents
 from headwater.http.forwarding import TrustedProxies
-from headwater.http.head_cache import HeadCache
 from headwater.http.headers import CommonHeaders
 from headwater.http.parser import ParserLimits
 from headwater.http.request import Request
@@ -150,7 +149,6 @@ class Context:
         self.parser_limits = ParserLimits(
             limits.max_header_bytes, limits.max_url_bytes, limits.max_body_bytes, limits.read_timeout_s
         )
-        self.head_cache = HeadCache()
         self.long_poll_deadlines = Deadlines(loop, limits.long_poll_timeout_s)
         self.sse_deadlines = Deadlines(loop, limits.sse_reconnect_s) if limits.sse_reconnect_s else None
         self.follow_sessions = FollowSessions(limits.max_follows, engine.follows.max_streams)

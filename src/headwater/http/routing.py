@@ -15,6 +15,7 @@ import httptools
 from headwater.core.errors import BadRequest, MethodNotAllowed
 from headwater.engine.uploads import BlobUpload
 from headwater.http.context import Context
+from headwater.http.head_cache import HeadCache
 from headwater.http.paths import SERVER, Address, resolve_path
 from headwater.http.request import Request
 from headwater.http.responses import AnyResponse
@@ -54,6 +55,8 @@ class Router:
             key = f"{route.method} {route.live}".strip().encode()
             self._methods.setdefault(route.pattern, {})[key] = route
         self._addresses: dict[bytes, Address] = {}
+        self.head_cache: Final = HeadCache()
+        """Here, because another router answers the same head in another way."""
 
     def resolve(self, context: Context, request: Request) -> tuple[Route, Address]:
         """The route of a request. Raises the refusal if there is none."""
