@@ -82,3 +82,10 @@ def test_url_of_a_bucket_is_derived_from_the_root() -> None:
 
 def test_token_is_not_in_the_repr() -> None:
     assert "s3cret" not in repr(source_options(URL | {"streams": "a", "token": "s3cret"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("900", 900.0), ("15m", 900.0), ("1.5 s", 1.5), ("500ms", 0.5), ("2h", 7200.0)]
+)
+def test_delay_of_a_trigger_has_a_unit_or_is_in_seconds(given: str, seconds: float) -> None:
+    assert source_options(URL | {"streams": "a", "maxTriggerDelay": given}).batch_delay_max_s == seconds

@@ -70,6 +70,39 @@ def test_invalid_patterns_are_errors() -> None:
         source_options(URL | {"streams": "a", "subscribePattern": "b"})
 
 
+KAFKA_CONNECTOR_OPTIONS = {
+    "assign": '{"orders": [0]}',
+    "subscribe": "orders",
+    "subscribePattern": "orders.*",
+    "kafka.bootstrap.servers": "host:9092",
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.group.id": "reports",
+    "groupIdPrefix": "reports",
+    "startingTimestamp": "1700000000000",
+    "startingOffsetsByTimestamp": '{"orders": {"0": 1700000000000}}',
+    "startingOffsetsByTimestampStrategy": "latest",
+    "startingOffsets": "earliest",
+    "endingTimestamp": "1700000000000",
+    "endingOffsetsByTimestamp": '{"orders": {"0": 1700000000000}}',
+    "endingOffsets": "latest",
+    "failOnDataLoss": "false",
+    "kafkaConsumer.pollTimeoutMs": "120000",
+    "fetchOffset.numRetries": "3",
+    "fetchOffset.retryIntervalMs": "10",
+    "maxOffsetsPerTrigger": "1000",
+    "minOffsetsPerTrigger": "1000",
+    "maxTriggerDelay": "15m",
+    "minPartitions": "4",
+    "maxRecordsPerPartition": "1000",
+    "includeHeaders": "true",
+}
+"""With values that a user of that connector would have."""
+SHARED_WITH_KAFKA = {
+    *("subscribePattern", "startingTimestamp", "startingOffsets", "endingTimestamp", "endingOffsets"),
+    *("minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "includeHeaders"),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "ours"),
     [("subscribe", "streams"), ("kafka.bootstrap.servers", "url"), ("maxOffsetsPerTrigger", "maxRowsPerBatch")],
@@ -77,6 +110,16 @@ def test_invalid_patterns_are_errors() -> None:
 def test_names_of_the_connector_for_kafka_get_a_hint(name: str, ours: str) -> None:
     with pytest.raises(OptionError, match=f"which is a Kafka option; use {ours}"):
         source_options(URL | {"streams": "a", name: "x"})
+
+
+@pytest.mark.parametrize("name", sorted(KAFKA_CONNECTOR_OPTIONS))
+def test_every_option_of_the_connector_for_kafka_works_or_gets_a_hint(name: str) -> None:
+    given = URL | ({} if name == "subscribePattern" else {"streams": "a"}) | {name: KAFKA_CONNECTOR_OPTIONS[name]}
+    if name in SHARED_WITH_KAFKA:
+        source_options(given)
+    else:
+        with pytest.raises(OptionError, match=r"Kafka option.*(; use |no counterpart)"):
+            source_options(given)
 
 
 def test_query_by_pattern_reads_matching_and_later_streams(streams: Streams, stream_name: Callable[[], str]) -> None:

@@ -105,7 +105,13 @@ OPTIONS: Final = (
         "rows",
         "Wait for this many rows before a micro-batch, but no longer than `maxTriggerDelay`.",
     ),
-    Option("maxTriggerDelay", "source", "900", "seconds", "The longest wait for `minOffsetsPerTrigger` rows."),
+    Option(
+        "maxTriggerDelay",
+        "source",
+        "900",
+        "seconds",
+        "The longest wait for `minOffsetsPerTrigger` rows. A unit may follow: `15m`, `30s`, `1h`, `500ms`.",
+    ),
     Option("splitBytes", "source", "16777216", "bytes", "The size of a task; larger ranges are split."),
     Option("minPartitions", "source", "0", "tasks", "Split ranges into at least about this many tasks."),
     Option(
@@ -258,9 +264,19 @@ KAFKA_NAMES: Final = {
     "txnappid": "producerId",
     "txnversion": "batchId",
     "fetchoffset.numretries": "retryTimeout",
+    "fetchoffset.retryintervalms": "retryTimeout",
+    "maxrecordsperpartition": "splitBytes or minPartitions",
     "kafkaconsumer.polltimeoutms": "requestTimeout",
 }
 """Our names for options of Spark's connectors for Kafka and Delta."""
+
+KAFKA_ONLY: Final = {
+    "kafka.group.id": "there are no consumer groups; a query keeps its offsets in its checkpoint",
+    "groupidprefix": "there are no consumer groups; a query keeps its offsets in its checkpoint",
+    "startingoffsetsbytimestampstrategy": "without a message since startingTimestamp a query starts at the tail",
+    "kafka.": "settings of Kafka's client do not apply; the connection is set by url, token, tokenFile and caFile",
+}
+"""Options of Spark's connector for Kafka without a counterpart, by name or beginning of the name, and why."""
 
 REMOVED: Final = {
     "ondifferingretry": "it kept rows out of the target. commitMode=staged, the default, does not need it",

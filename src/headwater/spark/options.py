@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeVar, cast, get_args
 
 from headwater.spark.errors import OptionError
 from headwater.spark.offsets import BEGINNING, SplitPlan
-from headwater.spark.option_table import KAFKA_NAMES, OPTIONS, REMOVED
+from headwater.spark.option_table import KAFKA_NAMES, KAFKA_ONLY, OPTIONS, REMOVED
 
 MIB: Final = 1024 * 1024
 
@@ -39,6 +39,8 @@ Choice = TypeVar("Choice", bound=str)
 _FROM_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 """Spark's own options, which it passes to data sources."""
 
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)", re.ASCII)
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _GLOB: Final = re.compile(r"\*\*|\*|\?")
 _WILD: Final = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
 
@@ -158,7 +160,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         starting_ms=read.instant("startingTimestamp"),
         ending_ms=read.instant("endingTimestamp"),
         rows_per_batch_min=read.whole("minOffsetsPerTrigger", 0),
-        batch_delay_max_s=read.number("maxTriggerDelay"),
+        batch_delay_max_s=read.duration("maxTriggerDelay"),
         rows_per_batch_max=read.whole("maxRowsPerBatch", 0),
         bytes_per_batch_max=read.whole("maxBytesPerBatch", 0),
         plan=SplitPlan(read.whole("splitBytes", 1), read.whole("minPartitions", 0)),
@@ -256,6 +258,11 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     return options
 
 
+def _kafka_only(name: str) -> str | None:
+    """Why an option of Spark's connector for Kafka has no counterpart; None for other options."""
+    return KAFKA_ONLY.get(name) or (KAFKA_ONLY["kafka."] if name.startswith("kafka.") else None)
+
+
 class _OptionReader:
     """Parses options by name, and explains what is wrong with them."""
 
@@ -268,6 +275,8 @@ class _OptionReader:
                 raise OptionError(f"The option {name} was removed: {REMOVED[name]}.")
             if name in KAFKA_NAMES and name not in known:
                 raise OptionError(f"The {side} has no option {name}, which is a Kafka option; use {KAFKA_NAMES[name]}.")
+            if name not in known and (why := _kafka_only(name)):
+                raise OptionError(f"The Kafka option {name} has no counterpart: {why}.")
             if name not in known and name not in _FROM_SPARK:
                 raise OptionError(self._unknown(name, [option.name for option in known.values()]))
         self._defaults = {option.name: option.default for option in known.values()}
@@ -301,6 +310,13 @@ class _OptionReader:
         if not 0 <= value < float("inf"):
             raise OptionError(f"{name} must be a number of at least 0, not {self.text(name)!r}.")
         return value
+
+    def duration(self, name: str) -> float:
+        """Seconds, or a number with a unit, as Spark's own options take it."""
+        found = _DURATION.fullmatch(self.text(name).strip().lower())
+        if found is None:
+            return self.number(name)
+        return float(found[1]) * _UNITS[found[2]]
 
     def whole(self, name: str, least: int) -> int:
         text = self.text(name)
