@@ -8,7 +8,7 @@ COPY requirements/ requirements/
 RUN /opt/headwater/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
     && if [ -n "$EXTRAS" ]; then lock=stack; else lock=runtime; fi \
     && /opt/headwater/bin/pip install --no-cache-dir --require-hashes -r "requirements/$lock.txt"
-COPY pyproject.toml README.md ./
+COPY pyproject.toml hatch_build.py README.md ./
 COPY src/ src/
 RUN /opt/headwater/bin/pip install --no-cache-dir --no-build-isolation --no-deps .
 

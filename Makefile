@@ -122,14 +122,17 @@ lock: $(VENV)/.dev ## Regenerate the lock files in requirements/
 	scripts/lock
 
 .PHONY: dist
-dist: $(VENV)/.dev ## Build the wheel and the source distribution, and run the quickstart from the wheel
+dist: $(VENV)/.dev ## Build the source distribution and the wheels, pure and compiled, and run the quickstart from both
 	rm -rf dist
-	$(BIN)/python -m hatchling build -d dist
-	scripts/newcomer --wheel dist/*.whl
+	HEADWATER_BUILD=compiled $(BIN)/python -m hatchling build -d dist
+	HEADWATER_BUILD=pure $(BIN)/python -m hatchling build -t wheel -d dist
+	scripts/newcomer --wheel dist/headwater-*-none-any.whl --build pure
+	scripts/newcomer --wheel dist/headwater-*-cp*.whl --build compiled
+	@$(PIP) install --no-build-isolation --no-deps --editable .
 
 .PHONY: clean
 clean: ## Delete the environment, caches and installed packages (not ./data)
-	rm -rf $(VENV) $(NPM_DIR)/node_modules $(EXAMPLES_NPM) build dist
+	rm -rf $(VENV) $(NPM_DIR)/node_modules $(EXAMPLES_NPM) build dist src/headwater/native/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -160,7 +163,8 @@ pgo-train release-pgo pgo-benchmark:
 $(BIN)/python:
 	@python=$$(scripts/find-python) && echo "creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
 
-$(VENV)/.package: pyproject.toml requirements/build.txt src/headwater/__init__.py | $(BIN)/python
+# Compiles what is optional if there is a compiler; HEADWATER_BUILD=pure prevents it.
+$(VENV)/.package: pyproject.toml requirements/build.txt hatch_build.py $(wildcard src/headwater/native/*.pyx) src/headwater/__init__.py | $(BIN)/python
 	@echo "installing the package"
 	@$(PIP) install --require-hashes -r requirements/build.txt
 	@$(PIP) install --no-build-isolation --no-deps --editable .

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import headwater
+from headwater import native
 from tests.serving import serve, server_environment
 
 
@@ -30,7 +31,9 @@ def headwater_command(
 
 def test_version(tmp_path: Path) -> None:
     done = headwater_command("--version", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"headwater {headwater.__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"headwater {headwater.__version__} ({native.BUILD})\n")
+    done = headwater_command("--version", cwd=tmp_path, HEADWATER_PURE="1")
+    assert (done.returncode, done.stdout) == (0, f"headwater {headwater.__version__} (pure)\n")
 
 
 def test_without_a_command_the_commands_are_listed(tmp_path: Path) -> None:

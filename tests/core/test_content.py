@@ -16,6 +16,8 @@ from headwater.core.content import (
 )
 from headwater.core.errors import EmptyBody, InvalidContentType, InvalidJson
 
+pytestmark = pytest.mark.usefixtures("build")
+
 
 @pytest.mark.parametrize(
     "spelling",

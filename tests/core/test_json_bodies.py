@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from headwater.core.content import Messages, split_json
 from headwater.core.errors import InvalidJson, Refusal
 
+pytestmark = pytest.mark.usefixtures("build")
+
 KEPT = [
     b"9007199254740993",
     b"-9007199254740993",

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater import native
 from headwater.core import json_steps
 from headwater.core.content import Messages, elements_of, split_json
 from headwater.core.errors import EmptyBody, InvalidJson, MessageTooLarge, Refusal, TooManyMessages
 from headwater.core.json_steps import needs_steps, split_json_in_steps
+
+pytestmark = pytest.mark.usefixtures("build")
 
 MANY = 10_000_000
 
@@ -35,6 +38,7 @@ def split(body: bytes, *, max_messages: int = MANY, max_message_bytes: int = MAN
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_steps, "STEP_BYTES", 16)
+    monkeypatch.setattr(json_steps, "SCAN_STEP_BYTES", 16)
 
 
 values = st.recursive(
@@ -49,6 +53,7 @@ def test_a_body_is_split_as_in_one_call(elements: list[object], separators: tupl
     body = json.dumps(elements, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_steps, "STEP_BYTES", 16)
+        patch.setattr(json_steps, "SCAN_STEP_BYTES", 16)
         try:
             expected: Messages | type[Refusal] = split_json(body)
         except Refusal as refusal:
@@ -65,6 +70,7 @@ def test_text_that_is_not_json_is_refused_as_in_one_call(inner: str) -> None:
     body = f"[{inner}]".encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_steps, "STEP_BYTES", 4)
+        patch.setattr(json_steps, "SCAN_STEP_BYTES", 4)
         try:
             expected: Messages | type[Refusal] = split_json(body)
         except Refusal as refusal:
@@ -106,37 +112,46 @@ def test_an_empty_array_is_refused_unless_it_creates_a_stream() -> None:
     assert run(steps)[0] == Messages(b"", ())
 
 
-def test_a_large_body_takes_many_steps_and_none_decodes_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    element = b'{"event":"click","tags":["a","b"],"text":"a, b, {c},"}'
-    body = b"[" + b",".join([element] * 50_000) + b"]"
-    decoded: list[int] = []
-    decode = elements_of
+def watched_steps(build: str, patch: pytest.MonkeyPatch) -> tuple[list[int], int]:
+    """The number of bytes that each step of this build will look at, and the size that a step should have."""
+    looked_at: list[int] = []
+    decode, scan = elements_of, native.scan
 
-    def watched(piece: bytes) -> object:
-        decoded.append(len(piece))
+    def watched_decode(piece: bytes) -> object:
+        looked_at.append(len(piece))
         return decode(piece)
 
-    monkeypatch.setattr(json_steps, "elements_of", watched)
+    def watched_scan(body: bytes, begin: int, stop: int, max_bytes: int) -> object:
+        scanned = scan(body, begin, stop, max_bytes)
+        if scanned is not None:
+            looked_at.append((scanned[2] or len(body)) - begin)
+        return scanned
+
+    patch.setattr(json_steps, "elements_of", watched_decode)
+    patch.setattr(native, "scan", watched_scan)
+    return looked_at, json_steps.STEP_BYTES if build == "pure" else json_steps.SCAN_STEP_BYTES
+
+
+def test_a_large_body_takes_many_steps_and_none_looks_at_much(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    element = b'{"event":"click","tags":["a","b"],"text":"a, b, {c},"}'
+    body = b"[" + b",".join([element] * 50_000) + b"]"
+    looked_at, step_bytes = watched_steps(build, monkeypatch)
     messages, steps = run(split_json_in_steps(body, max_messages=MANY, max_message_bytes=MANY))
     assert messages.lengths == (len(element) + 1,) * 50_000
     assert messages.payload == (element + b",") * 50_000
-    assert steps >= len(body) // json_steps.STEP_BYTES
-    assert max(decoded) < json_steps.STEP_BYTES + 1000
+    assert steps >= len(body) // step_bytes
+    assert sum(looked_at) >= len(body) - 2 * len(looked_at) - 2
+    assert max(looked_at) < step_bytes + 1000
 
 
-def test_too_many_messages_are_refused_before_the_rest_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_messages_are_refused_before_the_rest_is_looked_at(
+    build: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = b"[" + b"0," * 10_000_000 + b"0]"
-    decoded: list[int] = []
-    decode = elements_of
-
-    def watched(piece: bytes) -> object:
-        decoded.append(len(piece))
-        return decode(piece)
-
-    monkeypatch.setattr(json_steps, "elements_of", watched)
+    looked_at, step_bytes = watched_steps(build, monkeypatch)
     with pytest.raises(TooManyMessages):
         split(body, max_messages=100_000)
-    assert sum(decoded) < 300_000
+    assert sum(looked_at) < 300_000 + (step_bytes if build == "compiled" else 0)
 
 
 def test_a_message_above_the_limit_is_refused() -> None:

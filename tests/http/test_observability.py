@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import headwater
+from headwater import native
 from tests.http.protocol import Stream, assert_problem, stream_on
 from tests.http.sse_reader import SseReader
 from tests.http.subscribing import Subscription, acks_of
@@ -242,6 +243,7 @@ def test_process_and_build_are_described(observed: Server) -> None:
     assert found["process_open_fds"] > 3
     [build] = [name for name in found if name.startswith("headwater_build_info{")]
     assert f"version={headwater.__version__}" in build
+    assert f"build={native.BUILD}" in build
 
 
 def test_root_redirects_to_the_stream_browser(observed: Server) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import headwater
+from headwater import native
 from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.printable import printable
 
@@ -93,10 +94,10 @@ _EXTRAS = {
 
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and the build, and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"headwater {headwater.__version__}")
+        typer.echo(f"headwater {headwater.__version__} ({native.BUILD})")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

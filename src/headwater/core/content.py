@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headwater import native
 from headwater.core.errors import EmptyBody, InvalidContentType, InvalidJson
 
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
@@ -69,11 +70,14 @@ def is_text(content_type: str) -> bool:
 
 def split_json(body: bytes, *, allow_empty: bool = False) -> Messages:
     """The messages of a JSON body: the elements of a top-level array, or the one value that it is (§7.1)."""
+    scanned = native.split(body)
+    if scanned is not None:
+        payload, lengths, is_ascii = scanned
+        if not is_ascii:
+            _check_utf8(body)
+        return Messages(payload, lengths)
     if not body.isascii():
-        try:
-            body.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidJson(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
+        _check_utf8(body)
     try:
         if body.lstrip(_WHITESPACE)[:1] != b"[":
             value = bytes(_value.decode(body))
@@ -89,6 +93,13 @@ def split_json(body: bytes, *, allow_empty: bool = False) -> Messages:
         raise EmptyBody("An empty JSON array appends nothing; send at least one element.")
     payload = b",".join(elements) + b","
     return Messages(payload, tuple([len(element) + 1 for element in elements]))
+
+
+def _check_utf8(body: bytes) -> None:
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
 
 
 def split_body(content_type: str, body: bytes, *, creating: bool = False) -> Messages:

@@ -16,11 +16,14 @@ from typing import Final
 
 import msgspec
 
+from headwater import native
 from headwater.core.content import NO_MESSAGES, Messages, elements_of, invalid_json, split_json
 from headwater.core.errors import EmptyBody, InvalidJson, MessageTooLarge, TooManyMessages
 
 STEP_BYTES: Final = 64 * 1024
 """About how much is decoded in one step: at most 32,768 elements."""
+SCAN_STEP_BYTES: Final = 256 * 1024
+"""About how much the compiled scanner scans in one step: at most 131,072 elements, in about a millisecond."""
 GUESSES: Final = 8
 """Commas that are tried as the end of a piece before the piece is doubled."""
 _INLINE_BYTES: Final = 1024 * 1024
@@ -41,6 +44,9 @@ def split_json_in_steps(
     body: bytes, *, max_messages: int, max_message_bytes: int, allow_empty: bool = False
 ) -> Generator[None, None, Messages]:
     """The messages of a JSON body, as `split_json` returns them. Yields between steps."""
+    scanned = yield from _scan_in_steps(body, max_messages, max_message_bytes)
+    if scanned is not None:
+        return scanned
     yield from _check_utf8(body)
     begin = _skip_whitespace(body, 0)
     if body[begin : begin + 1] != b"[":
@@ -75,6 +81,30 @@ def split_json_in_steps(
 
 def too_large(max_message_bytes: int) -> MessageTooLarge:
     return MessageTooLarge(f"A JSON message is larger than {max_message_bytes} bytes.")
+
+
+def _scan_in_steps(body: bytes, max_messages: int, max_message_bytes: int) -> Generator[None, None, Messages | None]:
+    """The messages of an array as the compiled scanner splits it; None if it leaves the body to the decoder."""
+    at = _skip_whitespace(body, 0) + 1
+    if body[at - 1 : at] != b"[":
+        return None
+    payload = BytesIO()
+    lengths: list[int] = []
+    is_ascii = True
+    while at:
+        scanned = native.scan(body, at, at + SCAN_STEP_BYTES, max_message_bytes)
+        if scanned is None:
+            return None
+        piece, some_lengths, at, piece_is_ascii = scanned
+        is_ascii = is_ascii and piece_is_ascii
+        payload.write(piece)
+        lengths.extend(some_lengths)
+        if len(lengths) > max_messages:
+            return None
+        yield
+    if not is_ascii:
+        yield from _check_utf8(body)
+    return Messages(payload.getvalue(), tuple(lengths))
 
 
 def _check_utf8(body: bytes) -> Generator[None, None, None]:

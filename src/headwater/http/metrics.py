@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from headwater import native
 from headwater.engine.namespaces import Namespaces
 from headwater.http.context import Context
 from headwater.http.headers import NO_STORE, OK
@@ -26,7 +27,11 @@ from headwater.http.responses import Response
 
 _PROCESS: Final = ProcessCollector(registry=None)
 """CPU time, memory, open files and start time, as `process_…`. Empty on systems without /proc."""
-_BUILD: Final = {"version": metadata.version("headwater"), "python": platform.python_version()}
+_BUILD: Final = {
+    "version": metadata.version("headwater"),
+    "python": platform.python_version(),
+    "build": native.BUILD,
+}
 _METRICS: Final = NO_STORE + b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 
 
@@ -161,5 +166,5 @@ class ServerCollector(Collector):
         for operation, histogram in sorted(numbers.request_seconds.items()):
             durations.add_metric([operation], histogram.cumulative(), histogram.total)
         yield durations
-        yield InfoMetricFamily("headwater_build", "Version of the server.", value=_BUILD)
+        yield InfoMetricFamily("headwater_build", "Version and build of the server.", value=_BUILD)
         yield from _PROCESS.collect()

@@ -11,9 +11,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Final
 
+from headwater import native
 from headwater.storage.arrival_times import TimeRun
 
 BLOCK_BYTES: Final = 256 * 1024
@@ -77,9 +77,7 @@ class Tail:
         if count == 1:
             ends.append(end + size)
         else:
-            added = list(accumulate(lengths, initial=end))
-            del added[0]
-            ends.fromlist(added)
+            native.extend_ends(ends, lengths, end)
         times = self.times
         end_index = self.index + len(ends)
         if times and at_ms <= times[-1]:

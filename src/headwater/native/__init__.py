@@ -1,0 +1,49 @@
+"""Functions with a compiled version: which one is used, and the pure Python ones.
+
+The compiled versions are optional. They are built when the package is installed, if there is a C compiler (see
+`hatch_build.py`); HEADWATER_PURE=1 disables them. Both builds give the same results: a function that returns None
+leaves the answer to its caller, who has a way without it.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from itertools import accumulate
+from typing import Final, TypeAlias
+
+SplitBody: TypeAlias = Callable[[bytes], tuple[bytes, tuple[int, ...], bool] | None]
+ScanElements: TypeAlias = Callable[[bytes, int, int, int], tuple[bytes, tuple[int, ...], int, bool] | None]
+ExtendEnds: TypeAlias = Callable[["array[int]", Sequence[int], int], None]
+
+
+def pure_split(body: bytes) -> None:
+    """Leave all bodies to the caller."""
+
+
+def pure_scan(body: bytes, begin: int, stop: int, max_bytes: int) -> None:
+    """Leave all bodies to the caller."""
+
+
+def pure_extend_ends(ends: array[int], lengths: Sequence[int], end: int) -> None:
+    """Add the end of each message to an array of type "Q"; the first one begins at `end`."""
+    added = list(accumulate(lengths, initial=end))
+    del added[0]
+    ends.fromlist(added)
+
+
+split: SplitBody = pure_split
+scan: ScanElements = pure_scan
+extend_ends: ExtendEnds = pure_extend_ends
+if not os.environ.get("HEADWATER_PURE"):
+    try:
+        json_scan = import_module("headwater.native.json_scan")
+    except ImportError:
+        # Built without a compiler, or for another version of Python.
+        pass
+    else:
+        split, scan, extend_ends = json_scan.split, json_scan.scan, json_scan.extend_ends
+
+BUILD: Final = "pure" if split is pure_split else "compiled"

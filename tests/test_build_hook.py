@@ -1,0 +1,78 @@
+"""The build hook: compiled parts where a machine can build them, pure Python everywhere else, without an error."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import native
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PART = "src/headwater/native/json_scan.pyx"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source tree with the parts that are compiled."""
+    (tmp_path / PART).parent.mkdir(parents=True)
+    shutil.copy(REPOSITORY / PART, tmp_path / PART)
+    return tmp_path
+
+
+def build(tree: Path, monkeypatch: pytest.MonkeyPatch, choice: str, version: str = "standard") -> dict[str, Any]:
+    monkeypatch.syspath_prepend(REPOSITORY)
+    monkeypatch.setenv("HEADWATER_BUILD", choice)
+    import hatch_build
+    from hatchling.bridge.app import Application
+
+    absent: Any = None
+    data: dict[str, Any] = {"pure_python": True, "force_include": {}}
+    hook = hatch_build.CompiledParts(str(tree), {}, absent, absent, str(tree), "wheel", Application())
+    hook.initialize(version, data)
+    return data
+
+
+def compiled(tree: Path) -> list[Path]:
+    return list(tree.rglob("*" + sysconfig.get_config_var("EXT_SUFFIX")))
+
+
+@pytest.mark.parametrize("missing", ["compiler", "cython"])
+def test_a_machine_that_cannot_compile_gets_pure_python(
+    tree: Path, missing: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if missing == "cython":
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+    else:
+        known = sysconfig.get_config_var
+        monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "false" if name == "LDSHARED" else known(name))
+    data = build(tree, monkeypatch, "auto")
+    assert data == {"pure_python": True, "force_include": {}}
+    assert compiled(tree) == []
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(RuntimeError, match="failed"):
+        build(tree, monkeypatch, "compiled")
+
+
+def test_pure_build_removes_what_was_compiled_before(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (tree / PART).with_name("json_scan" + sysconfig.get_config_var("EXT_SUFFIX"))
+    before.write_bytes(b"")
+    assert build(tree, monkeypatch, "pure", "editable")["pure_python"]
+    assert not before.exists()
+
+
+@pytest.mark.skipif(native.BUILD == "pure", reason="this environment was built without a compiler")
+def test_wheel_with_compiled_parts_is_for_one_platform(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build(tree, monkeypatch, "compiled")
+    assert (data["pure_python"], data["infer_tag"]) == (False, True)
+    [part] = compiled(tree)
+    assert data["force_include"] == {str(part): f"headwater/native/{part.name}"}
+
+
+def test_unknown_choice_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="use auto, pure or compiled"):
+        build(tree, monkeypatch, "fast")
