@@ -169,6 +169,27 @@ def test_directory_that_is_not_a_store_is_reported(run: Run, tmp_path: Path, com
         reports(run(*command, option, directory))
 
 
+@pytest.mark.parametrize("name", sorted(STORES.keys() - {"store check", "store stats", "store copy"}))
+def test_command_for_a_directory_says_what_to_do_with_a_cluster(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    reports(run(*STORES[name], "--mode", "cluster"), "headwater store copy --from-mode cluster")
+    monkeypatch.setenv("DS_STORAGE__MODE", "cluster")
+    reports(run(*STORES[name]), "headwater store copy --from-mode cluster")
+
+
+def test_mistakes_with_the_store_of_a_cluster_are_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports(run("store", "check", "--mode", "cluster"), "needs cluster.postgres_url and storage.cold")
+    reports(run("store", "stats", "--mode", "cluster", "--data-dir", "d"), "a cluster has no data directory")
+    from_directory = ["store", "copy", "--from-mode", "file-durable", "--from-dir", "d"]
+    reports(run(*from_directory, "--to-mode", "cluster", "--to-dir", "other"), "leave out --to-dir")
+    reports(run(*from_directory, "--to-mode", "acid"), "--to-mode acid needs --to-dir")
+    reports(run("store", "copy", "--from-mode", "cluster", "--to-mode", "cluster"), "copied into a directory first")
+    monkeypatch.setitem(sys.modules, "headwater.cluster.nodes.copying", None)
+    monkeypatch.delattr("headwater.cluster.nodes.copying", raising=False)
+    reports(run("store", "check", "--mode", "cluster"), "pip install 'headwater[cluster]'")
+
+
 @pytest.mark.parametrize("command", [*STACK.values(), ["up", "--detach"]], ids=[*STACK, "up --detach"])
 def test_unusable_stack_directory_is_reported(run: Run, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "file").write_text("not a directory")

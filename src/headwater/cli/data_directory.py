@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 
-from headwater.cli.errors import CommandError
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import StoreMode, settings_from
-from headwater.config import StorageSettings
+from headwater.config import Settings, StorageSettings
 
 ANSWER_TIMEOUT_S: Final = 30.0
 PAUSE_TIMEOUT_S: Final = 300.0
@@ -32,18 +33,62 @@ class StoreLocation:
     mode: str | None
     """The storage mode that the directory must have; None reads the mode from the directory."""
     settings: StorageSettings
+    cluster: Settings | None = None
+    """Set in mode cluster, which has no directory: where its database and its objects are."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.directory) if self.cluster is None else f"cluster {self.cluster.cluster.name}"
 
 
 def locate_store(
-    profile: str | None, config_file: Path | None, mode: StoreMode | None, directory: Path | None
+    profile: str | None,
+    config_file: Path | None,
+    mode: StoreMode | None,
+    directory: Path | None,
+    *,
+    takes_cluster: bool = False,
 ) -> StoreLocation:
-    settings = settings_from(profile, config_file).settings.storage
-    if mode is not None:
-        chosen: str | None = mode.canonical
-    else:
-        # Mode `memory` has no directory, so the given directory must have another mode.
-        chosen = settings.mode if settings.mode != "memory" else None
+    """The store that a command was given, or that the settings name. Only some commands work on a cluster."""
+    loaded = settings_from(profile, config_file).settings
+    settings = loaded.storage
+    # These modes have no directory, so a given directory must have another mode.
+    has_directory = settings.mode != "memory" and (settings.mode != "cluster" or directory is None)
+    chosen = mode.canonical if mode is not None else settings.mode if has_directory else None
+    if chosen == StoreMode.CLUSTER:
+        if directory is not None:
+            raise CommandError("a cluster has no data directory: leave out --data-dir or --from-dir", USAGE)
+        if not takes_cluster:
+            raise CommandError(
+                "this command works on a data directory, and the storage mode is cluster; copy the cluster into a"
+                " directory first: headwater store copy --from-mode cluster --to-mode file-durable --to-dir DIR",
+                USAGE,
+            )
+        return StoreLocation(settings.data_dir, chosen, settings, loaded)
     return StoreLocation(directory or settings.data_dir, chosen, settings)
+
+
+@contextmanager
+def readable(store: StoreLocation) -> Iterator[StoreLocation]:
+    """The store as a data directory that no server has open: for a cluster, one that is made from it."""
+    if store.cluster is None:
+        require_no_server(store.directory)
+        yield store
+        return
+    with copying().fetched_cluster(store.cluster) as directory:
+        yield StoreLocation(directory, "file-durable", store.settings)
+
+
+def copying() -> ModuleType:
+    """The tools for the data of a cluster, which need its packages."""
+    try:
+        from headwater.cluster.nodes import copying as module
+    except ImportError as error:
+        raise CommandError(
+            f"a cluster needs a package that is missing: {error}. pip install 'headwater[cluster]'"
+        ) from None
+    return module
 
 
 @contextmanager

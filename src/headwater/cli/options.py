@@ -16,12 +16,13 @@ from headwater.config import ConfigError, LoadedSettings, Settings, load_setting
 
 
 class StoreMode(StrEnum):
-    """Storage modes that have a data directory."""
+    """Storage modes that have a data directory, or are copied from and into one."""
 
     FILE_FAST = "file-fast"
     FILE_DURABLE = "file-durable"
     ACID = "acid"
     REDB = "redb"
+    CLUSTER = "cluster"
 
     @property
     def canonical(self) -> str:
@@ -44,7 +45,7 @@ DataDirectory = Annotated[
 ]
 Mode = Annotated[
     StoreMode | None,
-    typer.Option("--mode", help="Storage mode of the data directory; overrides the setting.", show_default=False),
+    typer.Option("--mode", help="Storage mode of the data; overrides the setting.", show_default=False),
 ]
 
 

@@ -14,8 +14,11 @@ import typer
 
 from headwater.cli.config import OutputFormat
 from headwater.cli.data_directory import (
+    StoreLocation,
+    copying,
     locate_store,
     paused_server,
+    readable,
     require_no_server,
     running_server,
     storage_errors,
@@ -27,6 +30,7 @@ from headwater.cli.token import StackDirectory as StackOption
 from headwater.printable import printable
 
 if TYPE_CHECKING:
+    from headwater.config import Settings
     from headwater.storage.offline.stats import StoreStats
 
 app = typer.Typer(help="Check, inspect and convert a data directory.", no_args_is_help=False)
@@ -64,20 +68,20 @@ _WORDS = {
 def check(
     profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
 ) -> None:
-    """Verify every checksum and index of a directory that no server has open; exit code 1 if anything is wrong."""
-    store = locate_store(profile, config_file, mode, directory)
+    """Verify every checksum and index of a directory that no server has open, or of a cluster; exit code 1 if anything
+    is wrong."""
+    store = locate_store(profile, config_file, mode, directory, takes_cluster=True)
 
     from headwater.storage.offline.check import check as find
 
     count = 0
-    with storage_errors():
-        require_no_server(store.directory)
-        for problem in find(store.directory, store.mode):
+    with storage_errors(), readable(store) as found:
+        for problem in find(found.directory, found.mode):
             count += 1
             typer.echo(printable(str(problem)))
     if count:
-        raise CommandError(f"{store.directory}: {count} finding{'s' if count > 1 else ''}", RUNTIME)
-    typer.echo(f"{store.directory}: all checksums and indexes are correct")
+        raise CommandError(f"{store.name}: {count} finding{'s' if count > 1 else ''}", RUNTIME)
+    typer.echo(f"{store.name}: all checksums and indexes are correct")
 
 
 @app.command()
@@ -89,11 +93,18 @@ def stats(
     style: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.TABLE,
 ) -> None:
     """Print the numbers of streams, bytes, segments, packs or shards, and free space. The server may be running."""
-    store = locate_store(profile, config_file, mode, directory)
+    store = locate_store(profile, config_file, mode, directory, takes_cluster=True)
 
     from headwater.storage.offline.families import family_of
     from headwater.storage.offline.stats import live_stats, offline_stats
 
+    if store.cluster is not None:
+        with storage_errors(), readable(store) as fetched:
+            found = offline_stats(fetched.directory)
+        # Its own files are gone with this command.
+        numbers = {key: value for key, value in _numbers(found) if key not in ("disk_bytes", "free_bytes")}
+        _report({"directory": store.name, "family": found.family, "running": False, **numbers}, style)
+        return
     with storage_errors():
         family_of(store.directory, store.mode)
         answers = _request_all(store.directory, "stats")
@@ -113,11 +124,7 @@ def stats(
                 "mode": answers[0]["mode"],
                 "memory_bytes": sum(reported["memory_bytes"] for reported in answers),
             }
-    report = {"directory": str(store.directory), "family": found.family, **who, **dict(_numbers(found))}
-    if style is OutputFormat.JSON:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        _print_report(report)
+    _report({"directory": str(store.directory), "family": found.family, **who, **dict(_numbers(found))}, style)
 
 
 @app.command("rotate-key")
@@ -153,7 +160,12 @@ def confirm_expiry(
 @app.command()
 def copy(
     to_mode: Annotated[StoreMode, typer.Option("--to-mode", help="The mode of the copy.")],
-    to_directory: Annotated[Path, typer.Option("--to-dir", metavar="DIR", help="A new or empty directory.")],
+    to_directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--to-dir", metavar="DIR", help="A new or empty directory; none for a cluster.", show_default=False
+        ),
+    ] = None,
     from_mode: Annotated[
         StoreMode | None,
         typer.Option("--from-mode", help="The mode to copy from; by default from the settings.", show_default=False),
@@ -186,20 +198,28 @@ def copy(
     profile: Profile = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Copy a data directory to another mode and verify the copy. No server may have it open."""
-    store = locate_store(profile, config_file, from_mode, from_directory)
+    """Copy a data directory to another mode and verify the copy. No server may have it open.
+
+    Also from a cluster into a directory, while its nodes run, and from a directory into a new cluster.
+    """
+    store = locate_store(profile, config_file, from_mode, from_directory, takes_cluster=True)
 
     from headwater.storage.offline.store_copy import copy_between
 
     if store.mode is None:
         raise CommandError(
-            "storage.mode is memory, which has no directory; set the mode to copy from with --from-mode", USAGE
+            "storage.mode does not say what the directory has; set the mode to copy from with --from-mode", USAGE
         )
-    with storage_errors():
-        require_no_server(store.directory)
+    if to_mode is StoreMode.CLUSTER:
+        _copy_into_cluster(store, to_directory, settings_from(profile, config_file).settings)
+        return
+    if to_directory is None:
+        raise CommandError(f"--to-mode {to_mode.value} needs --to-dir", USAGE)
+    with storage_errors(), readable(store) as found:
+        assert found.mode is not None
         copied = copy_between(
-            store.directory,
-            store.mode,
+            found.directory,
+            found.mode,
             to_directory,
             to_mode.canonical,
             shard_count=shards if shards is not None else store.settings.acid_shard_count,
@@ -208,7 +228,22 @@ def copy(
         )
     typer.echo(
         f"copied {copied.streams} streams ({copied.payload_bytes} bytes), {copied.documents} documents and"
-        f" {copied.snapshots} snapshots from {store.directory} to {to_directory}, and compared them"
+        f" {copied.snapshots} snapshots from {store.name} to {to_directory}, and compared them"
+    )
+
+
+def _copy_into_cluster(store: StoreLocation, to_directory: Path | None, settings: Settings) -> None:
+    if to_directory is not None:
+        raise CommandError("a cluster has no data directory: leave out --to-dir", USAGE)
+    if store.cluster is not None:
+        raise CommandError("a cluster is copied into a directory first, and that into the other cluster", USAGE)
+    assert store.mode is not None
+    with storage_errors():
+        require_no_server(store.directory)
+        copied = copying().copy_into_cluster(store.directory, store.mode, settings)
+    typer.echo(
+        f"copied {copied.streams} streams ({copied.payload_bytes} bytes), {copied.documents} documents and"
+        f" {copied.snapshots} snapshots from {store.name} into cluster {settings.cluster.name}, and compared them"
     )
 
 
@@ -282,6 +317,13 @@ def _request_all(directory: Path, question: str, *, first_only: bool = False) ->
             if server is not None:
                 answers.append(server.request(question))
     return answers
+
+
+def _report(report: dict[str, Any], style: OutputFormat) -> None:
+    if style is OutputFormat.JSON:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _print_report(report)
 
 
 def _numbers(found: StoreStats) -> Iterator[tuple[str, int]]:

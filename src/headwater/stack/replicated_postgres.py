@@ -162,6 +162,7 @@ class ReplicatedPostgres:
             try:
                 with psycopg.connect(server.url, connect_timeout=2) as connection:
                     _wait_for_end_of_stream(connection)
+                    _wait_for_end_of_replay(connection)
                     row = connection.execute(
                         "SELECT pg_wal_lsn_diff(GREATEST(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0')"
                     ).fetchone()
@@ -246,6 +247,15 @@ def _wait_for_end_of_stream(standby: roles.Connection) -> None:
     while standby.execute("SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'").fetchone():
         if time.monotonic() > until_s:
             raise psycopg.OperationalError("the former primary still sends")
+        time.sleep(0.02)
+
+
+def _wait_for_end_of_replay(standby: roles.Connection) -> None:
+    """Wait until a standby that was just started has read its own log: only then it says how much it has received."""
+    until_s = time.monotonic() + STREAM_END_S
+    while standby.execute("SELECT pg_last_wal_receive_lsn() IS NULL").fetchone() == (True,):
+        if time.monotonic() > until_s:
+            raise psycopg.OperationalError("the standby is still reading its own log")
         time.sleep(0.02)
 
 

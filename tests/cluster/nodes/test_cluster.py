@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from headwater.cluster.nodes.keeper import open_cluster
+from headwater.cluster.nodes.schema import connect
 from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import StorageError
 from tests.cluster.nodes.clusters import SECRET, RunningCluster, running_cluster
-from tests.cluster.nodes.conftest import SHARDS
 from tests.cluster.nodes.faults import FAULTS, endure_faults
 from tests.cluster.nodes.spreading import spread_over
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
 from tests.crash.workload import Violation
-from tests.serving import server_environment
-from tests.storage.tiering.objects import memory_objects
+from tests.serving import serve, server_environment
 from tests.vitest_run import describe_failures, run_vitest
 from tests.waiting import wait_until
 
@@ -117,6 +119,50 @@ def test_requests_get_503_while_postgres_has_no_standby(cluster: RunningCluster)
     cluster.wait_until_shared(0, 1, 2)
 
 
+def headwater(environment: dict[str, str], *arguments: str) -> str:
+    command = [sys.executable, "-m", "headwater", *arguments]
+    done = subprocess.run(
+        command, env=server_environment(**environment), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_cluster_is_checked_and_copied_into_a_directory_and_from_there_into_another_cluster(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    names = [cluster.name_in(shard, f"copied{shard}-") for shard in range(3)]
+    for name in names:
+        assert httpx.put(urls(cluster, name)[0], headers=TEXT).status_code == 201
+        appended(urls(cluster, name)[0], f"of {name};".encode())
+    environment = cluster.environment(0)
+    assert "all checksums and indexes are correct" in headwater(environment, "store", "check")
+    found = json.loads(headwater(environment, "store", "stats", "--format", "json"))
+    assert found["streams"] >= len(names)
+    directory = tmp_path / "data"
+    headwater(environment, "store", "copy", "--to-mode", "file-durable", "--to-dir", str(directory))
+    with connect(cluster.postgres.url, "test") as connection:
+        connection.execute("CREATE DATABASE other")
+    other = {
+        **environment,
+        "DS_CLUSTER__POSTGRES_URL": make_conninfo(cluster.postgres.url, dbname="other"),
+        "DS_STORAGE__COLD": cluster.store.url("other"),
+    }
+    source = ("--from-mode", "file-durable", "--from-dir", str(directory))
+    assert "compared" in headwater(other, "store", "copy", *source, "--to-mode", "cluster")
+    with serve(**other) as node:
+        for name in names:
+            answer = wait_until(
+                lambda name=name: httpx.get(f"{node.url}/v1/stream/{name}"),  # type: ignore[misc]
+                lambda answer: answer.status_code == 200,
+                what="the shard",
+            )
+            assert answer.content == f"of {name};".encode()
+            appended(f"{node.url}/v1/stream/{name}", b"more;")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_fault_breaks_a_promise(cluster: RunningCluster) -> None:
@@ -174,19 +220,6 @@ def test_node_refuses_what_could_not_keep_its_promises(
 ) -> None:
     with pytest.raises(StorageError, match=re.escape(reason)):
         open_cluster(settings_of(single, **cluster_settings))
-
-
-def test_database_and_object_store_must_belong_to_the_same_cluster(
-    single: LocalPostgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects = memory_objects()
-    monkeypatch.setattr("headwater.cluster.nodes.keeper.open_objects", lambda _: objects)
-    settings = settings_of(single, require_standby=False)
-    assert open_cluster(settings).shards == SHARDS
-    assert open_cluster(settings).shards == SHARDS, "the second node finds what the first one created"
-    objects.put("CLUSTER", b"another one")
-    with pytest.raises(StorageError, match="belongs to another cluster"):
-        open_cluster(settings)
 
 
 def test_refusal_is_what_the_command_reports(single: LocalPostgres) -> None:

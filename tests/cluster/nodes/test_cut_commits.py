@@ -108,6 +108,17 @@ def test_journal_of_another_epoch_is_not_opened(single: LocalPostgres, shard: in
     journal_of(single.url, shard, epoch=7).close()
 
 
+def test_nothing_is_committed_or_renewed_once_the_server_does_not_replicate(single: LocalPostgres, shard: int) -> None:
+    with closing(PostgresJournal(single.url, shard, 0)) as journal:
+        with pytest.raises(WriteFailedError, match="does not replicate synchronously any more"):
+            journal.append(0, 1, (b"lost with the server",))
+        assert list(journal.batches(0)) == []
+    with connect(single.url, "test") as connection:
+        standing = Ownership("n", "n#1", "127.0.0.1:1", 1.0).turn(connection, Turn({shard: ""}))
+    assert "synchronous_standby_names is empty" in standing.problem
+    assert standing.held == {}
+
+
 def test_epoch_is_not_taken_from_a_server_that_stopped_to_replicate(
     single: LocalPostgres, shard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

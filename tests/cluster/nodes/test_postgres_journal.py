@@ -215,3 +215,31 @@ def test_commit_without_a_standby_is_not_acknowledged_until_a_standby_has_it(
         former = next(server for number, server in enumerate(servers.servers) if number != servers.primary)
         with psycopg.connect(former.url) as standby:
             assert "does not take writes" in str(broken_promise(standby, require_standby=True))
+        if kind is PostgresJournal:
+            check_stale_standby(servers, former)
+
+
+class ReadsAnyServer(PostgresJournal):
+    """The broken variant: it reads from a server that does not take writes."""
+
+    def _connected(self) -> psycopg.Connection[tuple[object, ...]]:
+        if self._connection is None:
+            self._connection = psycopg.connect(self._url, autocommit=True)
+        return self._connection
+
+
+def check_stale_standby(servers: ReplicatedPostgres, behind: LocalPostgres) -> None:
+    """A shard that is opened from a standby that is behind does not have what was acknowledged."""
+    with psycopg.connect(behind.url, autocommit=True) as standby:
+        standby.execute("SELECT pg_wal_replay_pause()")
+        wait_until(
+            lambda: standby.execute("SELECT pg_get_wal_replay_pause_state()").fetchone() == ("paused",),
+            what="a standby that stays behind",
+        )
+        opened(PostgresJournal(servers.url, 0, 0)).append(2, 3, (b"acknowledged",))
+        stale = opened(ReadsAnyServer(behind.url, 0, 0))
+        assert (stale.last_lsn, content(stale)) == (2, [b"replicated", b"in doubt"]), "it looks whole, and is not"
+        with pytest.raises(psycopg.OperationalError, match="takes writes"):
+            PostgresJournal(behind.url, 0, 0)
+        assert content(opened(PostgresJournal(servers.url, 0, 0)))[-1] == b"acknowledged"
+        standby.execute("SELECT pg_wal_replay_resume()")

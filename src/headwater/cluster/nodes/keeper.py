@@ -1,7 +1,8 @@
 """The keeper of a node: the process that talks to Postgres about ownership, so that the supervisor never waits for it.
 
 It makes one turn (`ownership`) whenever the supervisor says so, and answers. A keeper that hangs, or a supervisor that
-is paused, renews no lease: the processes of the shards end when theirs expires, and other nodes take them over.
+is paused, renews no lease: the processes of the shards end when theirs expires, and other nodes take them over. A turn
+ends after a lease at the latest, because a server that hangs, and is replaced by another, would not end the connection.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import logging
 import os
 import signal
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Final, TypeAlias
 
 import msgspec
 import psycopg
 
 from headwater.cluster.nodes.ownership import Ownership, Standing, Turn
-from headwater.cluster.nodes.schema import Cluster, Connection, broken_promise, connect, create_tables
+from headwater.cluster.nodes.schema import Cluster, Connection, broken_promise, check_secret, connect, create_tables
 from headwater.config import Settings
 from headwater.storage.interface import StorageError
 from headwater.storage.tiering.objects import ObjectConflictError, ObjectStoreError
@@ -26,6 +29,8 @@ from headwater.storage.tiering.open import open_objects
 log = logging.getLogger("headwater.cluster")
 
 IDENTITY_KEY: Final = "CLUSTER"
+COPYING_KEY: Final = "COPYING"
+"""The object that exists while a data directory is copied into the cluster."""
 _PACKET_MAX_BYTES: Final = 64 * 1024
 
 
@@ -78,10 +83,11 @@ def run_keeper(settings: Settings, node: str, owner: str, address: str, control:
     while data := control.recv(_PACKET_MAX_BYTES):
         turn = _decode_turn(data)
         try:
-            if connection is None:
-                connection = connect(cluster.postgres_url, f"node {node}")
-                ownership.watch(connection)
-            standing = ownership.turn(connection, turn)
+            with _deadline(cluster.lease_secs):
+                if connection is None:
+                    connection = connect(cluster.postgres_url, f"node {node}")
+                    ownership.watch(connection)
+                standing = ownership.turn(connection, turn)
         except psycopg.Error as error:
             standing = Standing({}, 0.0, {}, problem=str(error).strip())
             if connection is not None:
@@ -95,8 +101,23 @@ def run_keeper(settings: Settings, node: str, owner: str, address: str, control:
     return 0
 
 
-def open_cluster(settings: Settings) -> Opened:
-    """Check everything that a cluster relies on, and create what is missing."""
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise `psycopg.OperationalError` in this block when the time is up. For the main thread of a process."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise psycopg.OperationalError(f"Postgres has not answered for {seconds:g} seconds")
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def open_cluster(settings: Settings, *, is_copy: bool = False) -> Opened:
+    """Check everything that a cluster relies on, and create what is missing: for a node, or for a copy into it."""
     cluster, cold = settings.cluster, settings.storage.cold
     if not cluster.postgres_url or not cluster.secret or cold is None:
         raise StorageError("The mode cluster needs cluster.postgres_url, cluster.secret and storage.cold.")
@@ -109,14 +130,15 @@ def open_cluster(settings: Settings) -> Opened:
         if problem is not None:
             raise StorageError(f"The database of cluster.postgres_url cannot be used: {problem}")
         found = create_tables(connection, cluster.name, cluster.shards)
+        check_secret(connection, found, cluster.secret)
     try:
-        _check_objects(cold, found)
+        _check_objects(cold, found, is_copy=is_copy)
     except ObjectStoreError as error:
         raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
     return Opened(found.shards)
 
 
-def _check_objects(cold: str, cluster: Cluster) -> None:
+def _check_objects(cold: str, cluster: Cluster, *, is_copy: bool) -> None:
     objects = open_objects(cold)
     objects.check_conditions()
     with suppress(ObjectConflictError):
@@ -124,6 +146,11 @@ def _check_objects(cold: str, cluster: Cluster) -> None:
     stored = objects.get(IDENTITY_KEY)
     if stored is None or stored.data != cluster.id.encode():
         raise StorageError(f"{cold} belongs to another cluster than the database. Give each cluster its own prefix.")
+    if not is_copy and objects.get(COPYING_KEY) is not None:
+        raise StorageError(
+            "A data directory is being copied into the cluster, or such a copy was interrupted. Wait for it, or repeat"
+            " `headwater store copy --to-mode cluster`."
+        )
 
 
 def start_keeper(settings: Settings, node: str, owner: str, address: str) -> tuple[socket.socket, int, Opened]:

@@ -17,6 +17,7 @@ from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.interface import StorageError
 from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.open import TierSettings, open_objects, open_replicated
 
 SHARE_MIN_BYTES: Final = 16 * 1024 * 1024
@@ -25,6 +26,11 @@ SHARE_MIN_BYTES: Final = 16 * 1024 * 1024
 def shard_directory(root: Path, shard: int, epoch: int) -> Path:
     """Where the process of a shard keeps its files. Each has its own: one that ended may not know it yet."""
     return root / f"shard-{shard:03}" / f"{epoch:010}"
+
+
+def shard_objects(cold: str, shard: int) -> Objects:
+    """Where the packs of a shard are."""
+    return open_objects(f"{cold.rstrip('/')}/shard-{shard:03}")
 
 
 def open_shard(
@@ -50,10 +56,15 @@ def open_shard(
     sizes = StoreSettings(
         segment_bytes=storage.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes, open_packs_max=open_packs_max
     )
-    objects = open_objects(f"{storage.cold.rstrip('/')}/shard-{shard:03}")
     try:
         opened = open_replicated(
-            objects, directory, tier, sizes, epoch=epoch, replica=journal, reserve=DescriptorReserve()
+            shard_objects(storage.cold, shard),
+            directory,
+            tier,
+            sizes,
+            epoch=epoch,
+            replica=journal,
+            reserve=DescriptorReserve(),
         )
     except psycopg.Error as error:
         raise StorageError(f"The journal of shard {shard} cannot be read: {error}") from error

@@ -103,21 +103,7 @@ class PostgresJournal:
             time.sleep(self._retry_s)
 
     def batches(self, after_lsn: int) -> Iterator[bytearray]:
-        seq = after_lsn
-        while True:
-            rows = self._connected().execute(
-                "SELECT seq, batch FROM headwater.journal WHERE shard = %s AND seq > %s ORDER BY seq LIMIT %s",
-                [self.shard, seq, FETCHED_ROWS],
-                binary=True,
-            )
-            found = rows.fetchall()
-            if not found:
-                return
-            for number, batch in found:
-                assert isinstance(number, int)
-                assert isinstance(batch, bytes)
-                seq = number
-                yield bytearray(batch)
+        return read_batches(self._connected(), self.shard, after_lsn)
 
     def trim(self, lsn: int) -> None:
         # On a separate connection: another thread commits.
@@ -180,3 +166,22 @@ class PostgresJournal:
         if notice.severity_nonlocalized == "WARNING":
             log.warning("Postgres warns about shard %d: %s", self.shard, notice.message_primary)
             self._is_warned = True
+
+
+def read_batches(connection: Connection, shard: int, after_lsn: int) -> Iterator[bytearray]:
+    """The batches of a shard that have records after this one, in order."""
+    seq = after_lsn
+    while True:
+        rows = connection.execute(
+            "SELECT seq, batch FROM headwater.journal WHERE shard = %s AND seq > %s ORDER BY seq LIMIT %s",
+            [shard, seq, FETCHED_ROWS],
+            binary=True,
+        )
+        found = rows.fetchall()
+        if not found:
+            return
+        for number, batch in found:
+            assert isinstance(number, int)
+            assert isinstance(batch, bytes)
+            seq = number
+            yield bytearray(batch)

@@ -8,6 +8,7 @@ So clocks may differ.
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from typing import Final, NamedTuple, TypeAlias
 
@@ -37,6 +38,7 @@ CREATE TABLE IF NOT EXISTS headwater.cluster (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     id text NOT NULL, name text NOT NULL, shards integer NOT NULL
 );
+ALTER TABLE headwater.cluster ADD COLUMN IF NOT EXISTS proof text;
 CREATE TABLE IF NOT EXISTS headwater.node (
     name text PRIMARY KEY, incarnation text NOT NULL, beats bigint NOT NULL DEFAULT 0, address text NOT NULL,
     report jsonb NOT NULL DEFAULT '{}'
@@ -169,3 +171,17 @@ def create_tables(connection: Connection, name: str, shards: int) -> Cluster:
             [cluster.shards],
         )
     return cluster
+
+
+def check_secret(connection: Connection, cluster: Cluster, secret: str) -> None:
+    """Raise `StorageError` if the nodes of the cluster have another secret: this one would take shards that no other
+    node can reach."""
+    proof = hmac.new(secret.encode(), cluster.id.encode(), "sha256").hexdigest()
+    connection.execute("UPDATE headwater.cluster SET proof = %s WHERE proof IS NULL", [proof])
+    row = connection.execute("SELECT proof FROM headwater.cluster").fetchone()
+    assert row is not None
+    if not hmac.compare_digest(str(row[0]), proof):
+        raise StorageError(
+            "cluster.secret is not that of the other nodes of the cluster. To change it, stop all nodes and run"
+            " UPDATE headwater.cluster SET proof = NULL."
+        )

@@ -12,21 +12,25 @@ from typing import Protocol
 from headwater.storage.filesystem import Bytes
 
 
-class JournalReplica(Protocol):
-    """The journal of one store, with one writer. All calls block."""
+class JournalSource(Protocol):
+    """The journal of one store, for reading. All calls block."""
 
     @property
     def last_lsn(self) -> int:
         """The last record that it has, as of the opening."""
+
+    def batches(self, after_lsn: int) -> Iterator[bytearray]:
+        """The sealed frames that have records after this one, in order."""
+
+
+class JournalReplica(JournalSource, Protocol):
+    """The journal of one store, with one writer. All calls block."""
 
     def append(self, last_lsn: int, new_lsn: int, frame: Sequence[Bytes]) -> None:
         """Make a batch durable that follows record `last_lsn` and ends with `new_lsn`.
 
         Raises `WriteFailedError` if that is not certain, or if this process is not the writer any more.
         """
-
-    def batches(self, after_lsn: int) -> Iterator[bytearray]:
-        """The sealed frames that have records after this one, in order."""
 
     def trim(self, lsn: int) -> None:
         """Remove the batches up to this record: the object store has them. Nothing if the writer is another one."""

@@ -14,7 +14,7 @@ from headwater.storage.directory import write_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError
 from headwater.storage.journal.frames import read_frame
-from headwater.storage.journal.replica import JournalReplica
+from headwater.storage.journal.replica import JournalSource
 from headwater.storage.journal.segments import FileJournal, segment_numbers, segment_path
 from headwater.storage.journal_place import journal_directory
 from headwater.storage.packs.manifest import NAME, NEW_NAME, Manifest
@@ -60,7 +60,7 @@ def restore_replicated(
     directory: Path,
     objects: Objects,
     head: StoreHead,
-    replica: JournalReplica,
+    replica: JournalSource,
     segment_bytes: int,
 ) -> None:
     """Fill an empty directory with what `head` leads to, and with the batches of the replica that follow it."""
@@ -81,7 +81,7 @@ def restore_replicated(
 
 
 def _write_journal(
-    filesystem: Filesystem, journal: Path, manifest: Manifest, replica: JournalReplica, segment_bytes: int
+    filesystem: Filesystem, journal: Path, manifest: Manifest, replica: JournalSource, segment_bytes: int
 ) -> None:
     number, lsn = manifest.segment, manifest.lsn
     writer: FileJournal | None = None
