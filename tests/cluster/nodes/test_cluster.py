@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -145,7 +146,7 @@ def test_cluster_is_checked_and_copied_into_a_directory_and_from_there_into_anot
     headwater(environment, "store", "copy", "--to-mode", "file-durable", "--to-dir", str(directory))
     with connect(cluster.postgres.url, "test") as connection:
         connection.execute("CREATE DATABASE other")
-    other = {
+    other: dict[str, Any] = {
         **environment,
         "DS_CLUSTER__POSTGRES_URL": make_conninfo(cluster.postgres.url, dbname="other"),
         "DS_STORAGE__COLD": cluster.store.url("other"),

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -27,14 +28,16 @@ from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.offline.check import check
 from headwater.storage.offline.stats import offline_stats
 from headwater.storage.offline.store_copy import copy_between
+from headwater.storage.tiering.home import Home
 from headwater.storage.tiering.object_store import ObjectStoreObjects
+from headwater.storage.tiering.restore import restore_replicated
 from tests.cluster.nodes.clusters import SECRET
 from tests.serving import serve
 from tests.storage.tiering.objects import memory_objects
 
 TEXT = {"Content-Type": "text/plain"}
 SHARDS = 4
-DURABLE = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": "data"}
+DURABLE: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": "data"}
 COLD = "s3://bucket/copy"
 _numbers = itertools.count()
 
@@ -59,7 +62,7 @@ def settings(single: LocalPostgres, stores: dict[str, ObjectStoreObjects], tmp_p
     """A new cluster."""
     name = f"copy{next(_numbers)}"
     with psycopg.connect(single.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        connection.execute(f"CREATE DATABASE {name}")
     return Settings(
         storage=StorageSettings(mode="cluster", cold=COLD, data_dir=tmp_path / "node"),
         cluster=ClusterSettings(
@@ -162,7 +165,7 @@ def test_cluster_that_has_data_or_a_node_is_not_copied_into(
         ("owner = NULL, seq = 7", "shard 2 has data"),
     ):
         with connect(settings.cluster.postgres_url, "test") as connection:
-            connection.execute(f"UPDATE headwater.shard SET {change} WHERE id = 2")  # type: ignore[arg-type]
+            connection.execute(f"UPDATE headwater.shard SET {change} WHERE id = 2")
         with pytest.raises(StorageError, match=re.escape(reason)):
             copy_into_cluster(source, "file-durable", settings)
     with connect(settings.cluster.postgres_url, "test") as connection:
@@ -198,19 +201,20 @@ def test_shard_is_fetched_again_if_its_owner_trims_the_journal_meanwhile(
     source: Path, settings: Settings, stores: dict[str, ObjectStoreObjects], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy_into_cluster(source, "file-durable", settings)
-    restore, heads = copying.restore_replicated, []
+    restored: list[object] = []
 
     def restoring(*arguments: object) -> None:
-        restore(*arguments)  # type: ignore[arg-type]
-        heads.append(arguments)
-        if len(heads) == 1:
+        restore_replicated(*arguments)  # type: ignore[arg-type]
+        restored.append(arguments)
+        if len(restored) == 1:
             # The owner takes the shard in this moment: HEAD is another one.
-            objects = stores[f"{COLD}/shard-000"]
-            copying.Home(objects)._put(arguments[3])  # type: ignore[arg-type]
+            home = Home(stores[f"{COLD}/shard-000"])
+            assert home.head is not None
+            home._put(home.head)
 
     monkeypatch.setattr(copying, "restore_replicated", restoring)
     with fetched_cluster(settings) as fetched:
-        assert len(heads) == SHARDS + 1
+        assert len(restored) == SHARDS + 1
         assert list(check(fetched)) == []
 
 
