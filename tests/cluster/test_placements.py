@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from headwater.cluster.shards import ShardMap
-from tests.cluster.workers import name_in
+from tests.cluster.workers import name_in, process_of, wait_for_restart
 from tests.http.protocol import producer
 from tests.http.subscribing import Subscription
 from tests.serving import Server, serve
@@ -137,22 +138,40 @@ def test_expired_fork_in_another_worker_leaves_its_bucket(client: httpx.Client) 
     wait_until(lambda: client.get(bucket).json()["streams"] == 1, what="the fork to expire")
 
 
+@pytest.mark.parametrize("source", [None, 0, 1, 2])
 @pytest.mark.parametrize("worker", [0, 1])
-def test_fenced_stream_works_with_any_owner_of_its_name(client: httpx.Client, worker: int) -> None:
-    for place in (f"/v1/stream/{name_in(worker, 3, 'fenced')}", f"/ds/{bucket_in(worker, 3)}/fenced"):
+def test_fenced_stream_works_with_any_owner_of_its_name(client: httpx.Client, worker: int, source: int | None) -> None:
+    """It may also be a fork of a stream of any worker."""
+    json = {"Content-Type": "application/json"}
+    fork: dict[str, str] = {}
+    if source is not None:
+        forked = f"/v1/stream/{name_in(source, 3, f'fenced-source{next(_numbers)}-')}"
+        _ok(client.put(forked, headers=json, content="[0]"), 201)
+        fork = {"Stream-Forked-From": forked}
+    for place in (
+        f"/v1/stream/{name_in(worker, 3, f'fenced{next(_numbers)}-')}",
+        f"/ds/{bucket_in(worker, 3)}/fenced",
+    ):
         client.put(place.rpartition("/")[0]) if place.startswith("/ds/") else None
-        _ok(client.put(place, headers=FENCE | {"Content-Type": "application/json"}, content="[0]"), 201)
+        _ok(client.put(place, headers=FENCE | json | fork, content="" if fork else "[0]"), 201)
         assert client.head(place).headers["write-fence"] == "true"
-        _ok(client.put(place, headers={"Content-Type": "application/json"}), 409)
+        _ok(client.put(place, headers=json | fork), 409)
         name = place.removeprefix("/v1/stream/")
         wakes = f"wakes-{name.replace('/', '-')}"
-        client.put(f"/v1/stream/{wakes}", headers={"Content-Type": "application/json"})
+        client.put(f"/v1/stream/{wakes}", headers=json)
         subscription = Subscription(client, f"of-{wakes}")
         subscription.pull(wakes, name, lease_ttl_ms=600_000)
-        _ok(client.post(place, headers={"Content-Type": "application/json"}, content="[1]"), 204)
+        _ok(client.post(place, headers=json, content="[1]"), 204)
         wake = subscription.claimed()
-        fenced = {"Write-Token": wake["write_token"], "Content-Type": "application/json"}
+        fenced = {"Write-Token": wake["write_token"]} | json
         _ok(client.post(place, headers=fenced | producer("agent", wake["generation"], 0), content='"w"'), 200)
+        # An open write must not use the producer of the claim, and another stream is not for its token.
+        bound = client.post(place, headers=json | producer("agent", wake["generation"], 1), content='"open"')
+        assert _ok(bound, 409).json()["error"]["reason"] == "bound"
+        other = f"/v1/stream/{name_in(2, 3, f'other{next(_numbers)}-')}"
+        _ok(client.put(other, headers=FENCE | json), 201)
+        _ok(client.post(other, headers=fenced | producer("agent", wake["generation"], 0), content='"x"'), 403)
+        _ok(client.post(place, headers=json | {"Write-Token": "wt1.forged.x"}, content='"x"'), 401)
         acks = [{"stream": link["path"], "offset": link["tail_offset"]} for link in wake["streams"]]
         _ok(subscription.act("ack", wake, acks=acks, done=True), 200)
         late = client.post(place, headers=fenced | producer("agent", wake["generation"], 1), content='"late"')
@@ -161,9 +180,41 @@ def test_fenced_stream_works_with_any_owner_of_its_name(client: httpx.Client, wo
         assert client.get(place, params={"offset": "-1"}).json() == [0, 1, "w"]
 
 
-def test_fenced_fork_of_a_stream_of_a_worker_without_claims_is_refused(client: httpx.Client) -> None:
-    source = f"/v1/stream/{name_in(1, 3, 'unfenced')}"
-    _ok(client.put(source, headers=TEXT), 201)
-    refused = client.put("/v1/stream/fork", headers=FENCE | {"Stream-Forked-From": source})
-    assert _ok(refused, 501).json()["code"] == "fencing_unavailable"
-    _ok(client.put("/v1/stream/fork", headers={"Stream-Forked-From": source}), 201)
+def test_end_of_a_claim_is_shown_after_the_workers_of_its_fenced_streams_have_stored_it(tmp_path: Path) -> None:
+    """So the next holder of the claim never sees a write of the former one appear."""
+    settings = {"DS_SERVER__WORKERS": "2", "DS_SERVER__WORKER_TIMEOUT_SECS": "60", **DURABLE}
+    json = {"Content-Type": "application/json"}
+    with serve(directory=tmp_path, **settings) as server, _client(server) as client, ThreadPoolExecutor() as pool:
+        place, wakes = (f"/v1/stream/{name_in(worker, 2, 'fenced')}" for worker in (1, 0))
+        _ok(client.put(place, headers=FENCE | json, content="[0]"), 201)
+        _ok(client.put(wakes, headers=json), 201)
+        subscription = Subscription(client, "sealing")
+        subscription.pull(wakes.removeprefix("/v1/stream/"), place.removeprefix("/v1/stream/"), lease_ttl_ms=600_000)
+        _ok(client.post(place, headers=json, content="[1]"), 204)
+        wake = subscription.claimed()
+        fenced = {"Write-Token": wake["write_token"]} | json
+        _ok(client.post(place, headers=fenced | producer("agent", wake["generation"], 0), content='"w"'), 200)
+        other = process_of(server, 1)
+        with _client(server) as separate:
+            # A connection at worker 0, which has the subscriptions.
+            separate.get(wakes).raise_for_status()
+            second = Subscription(separate, subscription.id)
+            other.suspend()
+            released = pool.submit(second.act, "release", wake)
+            with pytest.raises(TimeoutError):
+                released.result(timeout=0.5)
+            assert wake_count(separate, wakes) == 1
+            other.resume()
+            _ok(released.result(timeout=30), 204)
+        other.kill()
+        wait_for_restart(server, {other.pid}, 2)
+        with _client(server) as later:
+            late = later.post(place, headers=fenced | producer("agent", wake["generation"], 1), content='"late"')
+            assert _ok(late, 409).json()["error"]["reason"] == "sealed"
+            assert later.head(place).headers["write-fence-sealed-generation"] == str(wake["generation"])
+            assert later.get(place, params={"offset": "-1"}).json() == [0, 1, "w"]
+            assert Subscription(later, subscription.id).claimed()["generation"] == wake["generation"] + 1
+
+
+def wake_count(client: httpx.Client, wakes: str) -> int:
+    return len(client.get(wakes, params={"offset": "-1"}).json())

@@ -14,7 +14,8 @@ import pytest
 
 from headwater.client import Client
 from headwater.cluster.shards import ShardMap
-from tests.cluster.workers import name_in, processes, wait_for_restart
+from tests.cluster.workers import name_in, process_of, processes, wait_for_restart
+from tests.http.subscribing import Subscription
 from tests.serving import Server, serve
 from tests.waiting import wait_until
 
@@ -138,6 +139,26 @@ def test_killed_worker_is_restarted_with_everything_that_it_acknowledged(tmp_pat
         with _client(server) as other:
             wait_for_restart(server, before, 2)
             assert [_text(other, name) for name in names] == ["kept", "kept"]
+
+
+def test_pending_work_survives_the_restart_of_the_worker_that_owns_its_stream(tmp_path: Path) -> None:
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        names = [name_in(1, 2, prefix) for prefix in ("a", "b")]
+        for name in (*names, "wakes"):
+            _create(client, name)
+        subscription = Subscription(client, "pending")
+        subscription.pull("wakes", "*", lease_ttl_ms=600_000)
+        client.post(f"/v1/stream/{names[0]}", headers=TEXT, content=b"work").raise_for_status()
+        wake = subscription.claimed()
+        subscription.act("release", wake).raise_for_status()
+        killed = process_of(server, 1)
+        killed.kill()
+        wait_for_restart(server, {killed.pid}, 2)
+        with _client(server) as later:
+            again = Subscription(later, "pending").claimed()
+            assert [link["path"] for link in again["streams"] if link["has_pending"]] == names[:1]
+            found = later.get("/v1/stream/__ds/streams").json()["streams"]
+            assert {stream["name"] for stream in found} >= {*names, "wakes"}
 
 
 def test_streams_of_other_workers_are_served_while_one_is_stopped(tmp_path: Path) -> None:

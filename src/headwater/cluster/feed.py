@@ -48,9 +48,10 @@ class FedStream(msgspec.Struct, frozen=True, array_like=True):
     retained_index: int
     retained_position: int
     snapshot: SnapshotRef | None
+    is_fenced: bool = False
 
 
-def described(stream: LiveStream) -> FedStream:
+def described(stream: LiveStream, *, is_fenced: bool = False) -> FedStream:
     return FedStream(
         stream.id,
         stream.name,
@@ -66,6 +67,7 @@ def described(stream: LiveStream) -> FedStream:
         stream.durable_retained_index,
         stream.durable_retained_position,
         stream.durable_snapshot,
+        is_fenced,
     )
 
 
@@ -80,6 +82,7 @@ class Feed:
         self._is_sending_tails = False
         self._changed: dict[int, LiveStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listing = asyncio.Lock()
         self._homes: dict[int, int] = {}
         """The home of each stream that is placed here, by incarnation."""
         for stream in engine.catalog:
@@ -102,7 +105,7 @@ class Feed:
     def _on_created(self, stream: LiveStream) -> None:
         self._place(stream)
         for peer in self._receivers(stream):
-            peer.feed((STREAMS, (described(stream),)))
+            peer.feed((STREAMS, (self._described(stream),)))
 
     def _on_deleted(self, stream: LiveStream) -> None:
         self._changed.pop(stream.id, None)
@@ -121,7 +124,7 @@ class Feed:
         by_peer: dict[Peer, list[FedStream]] = {}
         for stream in self._alive(changed.values()):
             for peer in self._receivers(stream):
-                by_peer.setdefault(peer, []).append(described(stream))
+                by_peer.setdefault(peer, []).append(self._described(stream))
         for peer, streams in by_peer.items():
             peer.feed((STREAMS, streams))
 
@@ -194,21 +197,26 @@ class Feed:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def _described(self, stream: LiveStream) -> FedStream:
+        return described(stream, is_fenced=stream.id in self._engine.fences.streams)
+
     def _alive(self, streams: Iterable[LiveStream]) -> Iterable[LiveStream]:
         by_id = self._engine.catalog.by_id
         return (stream for stream in streams if stream.visible and not stream.deleted and stream.id in by_id)
 
     async def _send_all(self, peer: Peer) -> None:
         """Send all streams to a worker, in slices. Concurrent creations and deletions are sent as well, in order."""
-        peer.feed((BEGIN, ()))
-        if peer.worker == COORDINATOR:
-            streams = tuple(self._engine.catalog)
-        else:
-            by_id = self._engine.catalog.by_id
-            placed = [stream_id for stream_id, home in self._homes.items() if home == peer.worker]
-            streams = tuple(by_id[stream_id] for stream_id in placed if stream_id in by_id)
-        for start in range(0, len(streams), STREAMS_PER_FRAME):
-            alive = self._alive(streams[start : start + STREAMS_PER_FRAME])
-            peer.feed((STREAMS, tuple(described(stream) for stream in alive)))
-            await asyncio.sleep(0)
-        peer.feed((COMPLETE, ()))
+        # One at a time: the receiver forgets the streams that were not sent between the beginning and the end.
+        async with self._listing:
+            peer.feed((BEGIN, ()))
+            if peer.worker == COORDINATOR:
+                streams = tuple(self._engine.catalog)
+            else:
+                by_id = self._engine.catalog.by_id
+                placed = [stream_id for stream_id, home in self._homes.items() if home == peer.worker]
+                streams = tuple(by_id[stream_id] for stream_id in placed if stream_id in by_id)
+            for start in range(0, len(streams), STREAMS_PER_FRAME):
+                alive = self._alive(streams[start : start + STREAMS_PER_FRAME])
+                peer.feed((STREAMS, tuple(self._described(stream) for stream in alive)))
+                await asyncio.sleep(0)
+            peer.feed((COMPLETE, ()))

@@ -12,8 +12,9 @@ import logging
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -80,6 +81,8 @@ class Mirror:
         self.by_name: dict[str, LiveStream] = {}
         self.owners: dict[int, int] = {}
         """The worker of each mirrored incarnation."""
+        self.fenced: dict[int, str] = {}
+        """The names of the fenced streams, by incarnation."""
         self.is_complete = asyncio.Event()
         """Every worker has sent all its streams at least once."""
         self.on_created: list[Callable[[LiveStream], None]] = []
@@ -141,6 +144,8 @@ class Mirror:
         self._workers[worker][fed.id] = stream
         self.by_name[fed.name] = stream
         self.owners[fed.id] = worker
+        if fed.is_fenced:
+            self.fenced[fed.id] = fed.name
         self._notify(self.on_created, stream)
         self._notify(self.on_changed, stream)
 
@@ -149,6 +154,7 @@ class Mirror:
         if stream is None:
             return
         del self.owners[stream_id]
+        self.fenced.pop(stream_id, None)
         if self.by_name.get(stream.name) is stream:
             del self.by_name[stream.name]
         for follower in tuple(stream.followers or ()):
@@ -225,6 +231,15 @@ class AllStreamsReader:
         return self._reader.buffers(chunk)
 
 
+class Barrier(Protocol):
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has to wait."""
+
+    def then(self, do: Callable[[], None]) -> None:
+        """Call `do`, after everything that has to be stored before."""
+
+
 class AllStreams:
     """The streams of all workers, for components that follow them. Only the coordinator's own streams are written."""
 
@@ -237,6 +252,8 @@ class AllStreams:
         self.metrics: Metrics = engine.metrics
         self.catalog = AllStreamsCatalog(engine, mirror)
         self.publisher = AllStreamsAnnouncer(engine, mirror)
+        self.barrier: Barrier | None = None
+        """Delays what may show that a claim has ended until the other workers have stored its seals (`fencing`)."""
         self.reader = AllStreamsReader(engine, mirror)
 
     def now_ms(self) -> int:
@@ -272,12 +289,18 @@ class AllStreams:
     ) -> None:
         stream = self._mirror.by_name.get(name)
         if stream is None or name in self._engine.catalog.by_name:
-            self._engine.append(name, content_type, body, producer, stream_seq, close, done, by_server=by_server)
+            append = partial(
+                self._engine.append, name, content_type, body, producer, stream_seq, close, done, by_server=by_server
+            )
+            if self.barrier is None or self.barrier.is_open:
+                append()
+            else:
+                self.barrier.then(partial(_reporting, append, done))
             return
         assert producer is not None, "only a repeated append that changes nothing can be sent to another worker"
         work = self._append_elsewhere(self._mirror.owners[stream.id], stream, content_type, body, producer, done)
         # Queued after everything that the append depends on.
-        self._engine.after_all_pending(lambda _: self._run(work), None)
+        self.after_all_pending(lambda _: self._run(work), None)
 
     def _run(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -314,6 +337,9 @@ class AllStreams:
         self._engine.put_document(key, value, done, result)
 
     def after_all_pending(self, done: Callable[..., None], result: object) -> None:
+        barrier = self.barrier
+        if barrier is not None:
+            done = partial(_delayed, barrier, done)
         self._engine.after_all_pending(done, result)
 
     # -- questions to the other workers ----------------------------------------------------------------------------
@@ -348,3 +374,15 @@ class AllStreams:
                 await self._relay.peers.ask(worker, question)
 
         await asyncio.gather(*(ask(peer.worker) for peer in self._relay.peers.all()))
+
+
+def _delayed(barrier: Barrier, done: Callable[..., None], result: object) -> None:
+    barrier.then(partial(done, result))
+
+
+def _reporting(append: Callable[[], None], done: OnAppended) -> None:
+    """Append, and report a refusal like a result."""
+    try:
+        append()
+    except Refusal as refusal:
+        done(refusal)

@@ -1,8 +1,8 @@
 """Buckets with streams at other workers, as seen by the owner of the bucket.
 
-A fork is stored with its source, and a fenced stream with the subscriptions, so a stream may be placed at another
-worker than its bucket. The mirror contains such streams. Responses about a whole bucket wait for everything that other
-workers have acknowledged, if any of them has streams of it.
+A fork is stored with its source, so a stream may be placed at another worker than its bucket. The mirror contains such
+streams. Responses about a whole bucket wait for everything that other workers have acknowledged, if any of them has
+streams of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Streams that are stored at another worker than the owner of their name, which is called their *home*.
 
-A fork shares bytes with its source, so both are in one store. A fenced stream is stored by the coordinator, which has
-the claims that may write to it. The home of such a name keeps a document `placement/{name}` with the worker that stores
-the stream, and relays requests to it. The document is durable before the stream is created, so a stream can always be
-found; a crash between the two leaves a placement without a stream, which is harmless and removed when the two workers
-reconnect. The home performs creations and deletions of a placed name one at a time.
+A fork shares bytes with its source, so both are in one store. The home of such a name keeps a document
+`placement/{name}` with the worker that stores the stream, and relays requests to it. The document is durable before the
+stream is created, so a stream can always be found; a crash between the two leaves a placement without a stream, which
+is harmless and removed when the two workers reconnect. The home performs creations and deletions of a placed name one
+at a time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final
 from headwater.cluster import frames
 from headwater.cluster.peers import Peer, PeerLostError
 from headwater.cluster.relay import Exchange, Relay, RelayingConnection, client_name, request_bytes
-from headwater.cluster.shards import COORDINATOR, ShardMap
-from headwater.core.errors import FencingUnavailable, Refusal
+from headwater.cluster.shards import ShardMap
+from headwater.core.errors import Refusal
 from headwater.engine.engine import Engine
 from headwater.http.context import Context
 from headwater.http.create import fork_source
@@ -80,23 +80,16 @@ class Placements:
             if not lock.locked() and not getattr(lock, "_waiters", None):
                 self._locks.pop(name, None)
 
-    async def find_place(self, name: str, source: str | None, *, fenced: bool) -> int:
+    async def find_place(self, name: str, source: str | None) -> int:
         """Choose where to create a stream; its name must be locked. The placement is durable on return."""
         placed = self.by_name.get(name)
         if placed is not None:
             if await self._relay.ask(placed, "exists", name):
                 return placed
             await self.remove(name)
-        if self._is_here(name) or (source is None and not fenced):
+        if self._is_here(name) or source is None:
             return self._worker
-        found = COORDINATOR
-        if source is not None:
-            found = await self._relay.ask(self._map.owner_of(source), "locate", source)
-            if fenced and found != COORDINATOR:
-                raise FencingUnavailable(
-                    f"The source {source!r} belongs to worker {found}, but fenced streams belong to worker"
-                    f" {COORDINATOR}. Fork it without Write-Fence, or run one worker."
-                )
+        found: int = await self._relay.ask(self._map.owner_of(source), "locate", source)
         if found != self._worker:
             # The shard only identifies the worker: it is computed again when the number of workers changes.
             await self._save(name, found)
@@ -234,7 +227,7 @@ class PlacedWrite:
                     worker = self._relay.peers.worker  # The handler reports that there is no bucket.
                 elif request.method == b"PUT":
                     source = fork_source(self._context, request)
-                    worker = await placements.find_place(name, source, fenced=request.asks_to_fence_writes())
+                    worker = await placements.find_place(name, source)
                 else:
                     worker = placements.by_name.get(name, self._relay.peers.worker)
                 if worker == self._relay.peers.worker:

@@ -105,8 +105,6 @@ class WorkerRouter(Router):
         placed = placements.by_name.get(name) if placements.by_name else None
         if method in (b"PUT", b"DELETE") and not address.snapshot:
             is_plain = placed is None and not placements.is_locked(name)
-            if is_plain and method == b"PUT" and b"write-fence" in request.headers:
-                is_plain = self._worker == COORDINATOR or not request.asks_to_fence_writes()
             if is_plain and method == b"PUT" and b"stream-forked-from" in request.headers:
                 source = fork_source(context, request)
                 is_plain = source is None or (

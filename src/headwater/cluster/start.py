@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,12 +198,10 @@ def _divide(settings: Settings, root: Path, workers: int) -> WorkerStores:
 
 
 def plan_division(shard_map: ShardMap, catalogs: Sequence[Catalog[StreamState]]) -> DivisionPlan:
-    """Assign every stream to the owner of its shard, a fork to the owner of its source, a fenced stream and the streams
-    that share its bytes to the coordinator, and each document to the workers that use it."""
+    """Assign every stream to the owner of its shard, a fork to the owner of its source, and each document to the
+    workers that use it."""
     by_id = {stream.id: stream for catalog in catalogs for stream in catalog}
     owners: dict[int, int] = {}
-    for fenced in _fenced(catalogs, by_id):
-        owners[_origin(fenced, by_id).id] = COORDINATOR
     for stream in by_id.values():
         lineage = [stream]
         while lineage[-1].id not in owners:
@@ -226,22 +224,6 @@ def plan_division(shard_map: ShardMap, catalogs: Sequence[Catalog[StreamState]])
             if home != owners[stream.id]:
                 documents[home][PREFIX + stream.name] = str(owners[stream.id]).encode()
     return DivisionPlan(owners, documents)
-
-
-def _fenced(catalogs: Sequence[Catalog[StreamState]], by_id: Mapping[int, StreamState]) -> Iterator[StreamState]:
-    for catalog in catalogs:
-        for key in catalog.documents:
-            if key.startswith(FENCE_PREFIX):
-                stream = by_id.get(int(key.removeprefix(FENCE_PREFIX), 16))
-                if stream is not None:
-                    yield stream
-
-
-def _origin(stream: StreamState, by_id: Mapping[int, StreamState]) -> StreamState:
-    """The stream at the beginning of a chain of forks."""
-    while stream.fork is not None and stream.fork.source_id in by_id:
-        stream = by_id[stream.fork.source_id]
-    return stream
 
 
 def _workers_of_document(shard_map: ShardMap, owners: Mapping[int, int], key: str) -> Sequence[int]:

@@ -20,6 +20,7 @@ import uvloop
 from headwater.cluster import messages
 from headwater.cluster.coordination import Coordination
 from headwater.cluster.feed import Feed
+from headwater.cluster.fencing import AllFences, CoordinatorClaims, SealedStreams
 from headwater.cluster.followed_streams import FollowedStreams
 from headwater.cluster.following import Following
 from headwater.cluster.gathering import Gathering
@@ -140,11 +141,16 @@ class ServingWorker:
         scheduler = LoopScheduler(loop)
         engine.index = StreamIndex(streams, streams.publisher, scheduler)
         self._peers.on_feed = mirror.on_feed
+        SealedStreams(engine, relay)
         if self._number == COORDINATOR:
             coordination = Coordination(streams, mirror, relay)
             routes = coordination.routes(routes)
+            fences = AllFences(engine, mirror, relay)
+            streams.barrier = fences
             registry = StreamRegistry(streams, scheduler) if settings.registry.enabled else None
-            subscriptions = build_subscriptions(settings, streams, loop, engine.fences, telemetry)
+            subscriptions = build_subscriptions(settings, streams, loop, fences, telemetry)
+        elif settings.subscriptions.enabled:
+            routes = CoordinatorClaims(engine, relay).routes(routes)
         Feed(engine, self._map, self._peers)
         try:
             control = await open_control_socket(engine, store, subscriptions, settings.storage)

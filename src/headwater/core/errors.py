@@ -577,9 +577,9 @@ class UnsupportedTransferCoding(Refusal):
 
 
 class FencingUnavailable(Refusal):
-    """The server cannot fence the stream: there are no subscriptions, or it is a fork of one whose worker has none.
+    """The server cannot fence the stream, because it has no subscriptions.
 
-    Create the stream without `Write-Fence`, or serve with subscriptions and, for such forks, one worker.
+    Create the stream without `Write-Fence`, or serve with subscriptions.
     """
 
     status = 501

@@ -54,6 +54,16 @@ class ClaimSource(Protocol):
     def claim_state(self, subscription_id: str) -> ClaimState | None: ...
 
 
+class ClaimFences(Protocol):
+    """The fences of all streams that claims can write to, as subscriptions need them."""
+
+    claims: ClaimSource | None
+
+    def has_any(self, names: Collection[str]) -> bool: ...
+
+    def seal(self, names: Collection[str], authority: str, generation: int) -> None: ...
+
+
 class FenceHost(DocumentWriter, Protocol):
     """The engine, as fences need it."""
 

@@ -36,7 +36,7 @@ from headwater.core.subscriptions import (
     decode_wake,
     encode_saved,
 )
-from headwater.engine.fences import ClaimState, Fences
+from headwater.engine.fences import ClaimFences, ClaimState
 from headwater.engine.links import Links, as_refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
@@ -93,7 +93,7 @@ class Subscriptions:
         key_rotation_s: float = 0,
         limits: SubscriptionLimits = DEFAULT_LIMITS,
         jitter: Callable[[], float] = random_jitter,
-        fences: Fences | None = None,
+        fences: ClaimFences | None = None,
     ) -> None:
         self._engine = engine
         self._caller = caller

@@ -33,7 +33,7 @@ from headwater.core.signing import WakeToken, make_token, read_token
 from headwater.core.subscription_errors import Fenced, InvalidAck
 from headwater.core.subscriptions import Ack, Phase, Wake, encode_saved
 from headwater.engine.alarms import Alarms
-from headwater.engine.fences import ClaimState, Fences
+from headwater.engine.fences import ClaimFences, ClaimState
 from headwater.engine.links import Links
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
@@ -93,7 +93,7 @@ class Wakes:
         timeout_s: float,
         public_url: str = "",
         jitter: Callable[[], float] = random_jitter,
-        fences: Fences | None = None,
+        fences: ClaimFences | None = None,
     ) -> None:
         self._engine = engine
         self._fences = fences
@@ -422,7 +422,7 @@ class Wakes:
 
     def seal(self, subscription: Subscription, names: Collection[str] | None = None) -> None:
         """End the current generation on its fenced streams, or on some of them, before its claim ends."""
-        if self._fences is not None and self._fences.streams and subscription.wake.generation:
+        if self._fences is not None and subscription.wake.generation:
             names = subscription.links if names is None else names
             self._fences.seal(names, subscription.saved.nonce, subscription.wake.generation)
 

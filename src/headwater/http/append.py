@@ -68,19 +68,20 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
 
 def _with_credentials(append: Callable[..., None], request: Request) -> Callable[..., None]:
     """The append with the write token that it presents, for streams that are fenced."""
-    token = request.header(b"write-token")
-    scheme, _, bearer = (request.header(b"authorization") or "").partition(" ")
-    is_bearer = token is None and scheme.lower() == "bearer"
-    if (
-        token is None
-        and (not is_bearer or not bearer.strip().startswith(TOKEN_PREFIX))
-        and request.asks_to_fence_writes()
-    ):
+    credentials = credentials_of(request)
+    is_missing = credentials is None or (credentials.is_bearer and not credentials.text.startswith(TOKEN_PREFIX))
+    if is_missing and request.asks_to_fence_writes():
         raise TokenInvalid("Write-Fence: true needs a write token.")
-    if token is None and not is_bearer:
-        return append
-    credentials = WriteCredentials(token if token is not None else bearer.strip(), is_bearer)
-    return partial(append, credentials=credentials)
+    return append if credentials is None else partial(append, credentials=credentials)
+
+
+def credentials_of(request: Request) -> WriteCredentials | None:
+    """The write token that a request presents, in its own header or in `Authorization`."""
+    token = request.header(b"write-token")
+    if token is not None:
+        return WriteCredentials(token)
+    scheme, _, bearer = (request.header(b"authorization") or "").partition(" ")
+    return WriteCredentials(bearer.strip(), True) if scheme.lower() == "bearer" else None
 
 
 def _repeat(context: Context, name: str, content_type: str | None) -> Repeat:

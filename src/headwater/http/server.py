@@ -23,7 +23,7 @@ from headwater.engine.clock_guard import JumpRule
 from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
-from headwater.engine.fences import Fences
+from headwater.engine.fences import ClaimFences
 from headwater.engine.loop_lag import LoopLag
 from headwater.engine.memory import memory_return
 from headwater.engine.namespaces import NamespaceLimits, NamespaceRule
@@ -296,10 +296,10 @@ def build_subscriptions(
     settings: Settings,
     engine: StreamHost,
     loop: asyncio.AbstractEventLoop,
-    fences: Fences | None = None,
+    fences: ClaimFences | None = None,
     telemetry: ServerTelemetry | None = None,
 ) -> Subscriptions | None:
-    """The subscriptions, if they are enabled. With `fences` in the same process, their claims can be fenced."""
+    """The subscriptions, if they are enabled. With `fences`, their claims can be fenced."""
     wanted = settings.subscriptions
     if not wanted.enabled:
         return None
