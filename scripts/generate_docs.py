@@ -251,6 +251,11 @@ CHECKS: dict[str, tuple[str, str, str]] = {
     "model_steps": ("Random operations on the engine, compared with the model", "steps", "steps"),
     "fuzz": ("Pipelined requests, split at random bytes, compared with the model", "requests", "requests"),
     "history": ("Concurrent clients during kills, stops, clock jumps and disk errors", "troubles", "disruptions"),
+    "worker_deaths": (
+        "kill -9 and SIGSTOP of random workers, with concurrent clients and a subscription",
+        "rounds",
+        "rounds",
+    ),
     "silent_readers": ("Readers that never read", "readers", "readers"),
     "idle_connections": ("Idle connections", "connections", "connections"),
     "soak": ("Mixed load", "minutes", "minutes"),

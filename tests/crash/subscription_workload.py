@@ -122,12 +122,13 @@ class SubscriptionWorkload:
         """Send the request once; None if the answer was lost."""
         while True:
             try:
-                return await client.request(
+                reply = await client.request(
                     "POST",
                     f"{SUBSCRIPTION}/{action}",
                     {"Content-Type": "application/json", **(headers or {})},
                     json.dumps(body).encode(),
                 )
+                return None if reply.status in self._workload.busy else reply
             except NotSent:
                 await asyncio.sleep(RETRY_S)
             except Lost:

@@ -120,6 +120,8 @@ class Workload:
         self.running = True
         self.histories: dict[str, StreamHistory] = {}
         self.counts: Counter[str] = Counter()
+        self.busy: set[int] = set()
+        """Statuses after which a request is repeated: those of a worker that is being restarted."""
         self._clients: list[Client] = []
 
     def client(self) -> Client:
@@ -149,6 +151,9 @@ class Workload:
             except Lost:
                 response_lost = True
                 self.counts["lost"] += 1
+                continue
+            if reply.status in self.busy:
+                await asyncio.sleep(RETRY_S)
                 continue
             if reply.status not in wanted:
                 raise Violation(f"{method} {path} {dict(headers)}: {reply.status} {reply.body!r}, wanted {wanted}")

@@ -28,7 +28,8 @@ import psutil
 
 from headwater.storage.offline.check import check as check_directory
 from tests.crash.killable_server import KillableServer
-from tests.crash.workload import Violation
+from tests.crash.subscription_workload import SubscriptionWorkload
+from tests.crash.workload import Violation, Workload
 from tests.ports import free_port
 from tests.pressure import clients
 from tests.pressure.clients import Fleet
@@ -36,6 +37,8 @@ from tests.pressure.history import check
 
 CALM_S = (0.05, 0.3)
 DAY_S = 86_400.0
+ALL_ACKED_S = 60.0
+"""How long after the last disruption all work of the subscription must be acked."""
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
@@ -194,21 +197,31 @@ async def run_disruptions(
     server = KillableServer(home, mode, free_port(), fault, workers)
     fleet = Fleet([f"http://127.0.0.1:{server.port}"], dice)
     scene = Scene(server, fleet)
+    workload = Workload(server.port, dice)
+    workload.busy = clients.BUSY
+    # Not with the other disruptions: a lease of a server whose clock was 40 days ahead ends in 40 days.
+    subscription = SubscriptionWorkload(workload, streams=3) if workers > 1 else None
     done: list[str] = []
     await server.open()
     try:
         await server.start()
         await server.wait_until_listening()
         await clients.set_up(fleet)
+        running = clients.everybody(fleet)
+        if subscription is not None:
+            await subscription.set_up()
+            running += [subscription.append_work(), subscription.run_worker()]
         async with asyncio.TaskGroup() as group:
-            for client in clients.everybody(fleet):
+            for client in running:
                 group.create_task(client)
             for name in disruptions:
                 await scene.wait(*calm_s)
                 done.append(name)
                 await (DISRUPTIONS | OF_WORKERS)[name](scene)
             await scene.wait(*calm_s)
-            fleet.running = False
+            fleet.running = workload.running = False
+            if subscription is not None:
+                await subscription.wait_until_all_acked(ALL_ACKED_S)
         content = {path: await clients.content(fleet, path) for path in fleet.kept}
         judged = check(fleet.history, content)
         workers_left = psutil.Process(server.pid).children()
@@ -223,8 +236,9 @@ async def run_disruptions(
         raise error from None
     finally:
         await fleet.close()
+        await workload.close()
         await server.close()
-    return judged + fleet.counts + Counter(disruptions)
+    return judged + fleet.counts + workload.counts + Counter(disruptions)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from random import Random
 from typing import Any
 
 from tests.pressure import crowds, soak
-from tests.pressure.disruptions import DISRUPTIONS, run_disruptions
+from tests.pressure.disruptions import DISRUPTIONS, OF_WORKERS, run_disruptions
 from tests.pressure.fuzz import run_against_server
 from tests.pressure.operations import OPERATIONS
 from tests.pressure.stalls import cpu_of, wall_of
@@ -123,6 +123,14 @@ def history(size: int, seed: int, mode: str) -> Counts:
     return {"troubles": size, **counts}
 
 
+def worker_deaths(size: int, seed: int, mode: str) -> Counts:
+    """kill -9 and SIGSTOP of random workers of two, with concurrent clients and a subscription."""
+    names = Random(seed).choices([*OF_WORKERS, "kill"], (4, 3, 1), k=size)
+    with tempfile.TemporaryDirectory() as home:
+        counts = asyncio.run(run_disruptions(Path(home), mode, names, seed, workers=2))
+    return {"rounds": size, **counts}
+
+
 def stalls(size: int, seed: int, mode: str) -> Counts:
     """The longest wait of another client while each operation runs at its full size."""
     rows = []
@@ -174,6 +182,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "model_steps": model_steps,
     "fuzz": fuzz,
     "history": history,
+    "worker_deaths": worker_deaths,
     "stalls": stalls,
     "loop_cpu": loop_cpu,
     "silent_readers": silent_readers,

@@ -38,8 +38,9 @@ def test_history_is_valid_after_the_death_of_workers(tmp_path: Path, mode: str, 
     names = ["kill_worker", "stop_worker", "kill_worker", "kill", "cut"]
     disruptions = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
     counts = asyncio.run(run_disruptions(tmp_path, mode, disruptions, seed, workers=2))
-    for what in ("append", "read", "tail", "create", "delete", "events"):
+    for what in ("append", "read", "tail", "create", "delete", "events", "work appended"):
         assert counts[what] > len(disruptions), f"too few {what} for a check: {counts}"
+    assert counts["acks"] > 5, f"too few acks for a check: {counts}"
 
 
 @pytest.mark.long
