@@ -1,4 +1,4 @@
-"""Quotas of namespaces: bytes, streams and live readers."""
+"""Quotas of namespaces: bytes, streams, live readers and connections."""
 
 from __future__ import annotations
 
@@ -80,6 +80,45 @@ def test_live_readers_of_a_namespace_are_limited(http: httpx.Client, limited: Se
         assert events.status == 200
 
 
+def test_connections_that_serve_a_namespace_are_limited() -> None:
+    with (
+        serve(DS_QUOTAS__MAX_CONNECTIONS="2", DS_QUOTAS__NAMESPACES="vip:connections=3") as running,
+        httpx.Client(base_url=running.url) as http,
+    ):
+        stream = Stream(http, "c/one").create()
+        Stream(http, "c/two").create()
+        with SseReader(running, "c/one"), SseReader(running, "c/two"):
+            wait_for_live_readers(running, "sse", 2)
+            for refused in (stream.post("x"), stream.get(offset="-1"), stream.head(), Stream(http, "c/three").put()):
+                assert refused.status_code == 429
+                assert refused.headers["retry-after"] == "1"
+            assert_problem(stream.post("x"), 429, "namespace_busy")
+            Stream(http, "other/one").create().append("x")
+            Stream(http, "alone").create().append("x")
+            assert samples(running)["headwater_quota_refusals_total{limit=connections}"] == 5
+        wait_for_live_readers(running, "sse", 0)
+        for _ in range(5):
+            stream.append("x")
+        assert stream.get(offset="-1").text == "xxxxx"
+        with SseReader(running, "c/one"):
+            wait_for_live_readers(running, "sse", 1)
+            stream.append("one connection is left")
+
+
+def test_a_connection_is_counted_only_while_it_serves_a_request() -> None:
+    with serve(DS_QUOTAS__MAX_CONNECTIONS="1") as running, httpx.Client(base_url=running.url) as first:
+        Stream(first, "c/one").create()
+        with httpx.Client(base_url=running.url) as second:
+            for _ in range(20):
+                for http in (first, second):
+                    Stream(http, "c/one").append("x")
+                    assert Stream(http, "c/missing").head().status_code == 404
+        body = "x" * 3_000_000
+        Stream(first, "c/large").create(body)
+        assert Stream(first, "c/large").get(offset="-1").text == body, "a response in pieces"
+        Stream(first, "c/large").append("x")
+
+
 def test_quotas_hold_after_a_restart_and_follow_retention(tmp_path: Path) -> None:
     def server() -> AbstractContextManager[Server]:
         return serve(
@@ -110,7 +149,7 @@ def test_namespaces_with_their_own_quota_have_metrics(http: httpx.Client, limite
     assert not any("namespace=a" in name for name in found)
 
 
-@pytest.mark.parametrize("text", ["vip", "vip:bytes", "vip:bytes=-1", "vip:memory=5", "a b:bytes=1"])
+@pytest.mark.parametrize("text", ["vip", "vip:bytes", "vip:bytes=-1", "vip:memory=5", "vip:connections", "a b:bytes=1"])
 def test_invalid_entries_are_errors_at_startup(text: str) -> None:
     with pytest.raises(ConfigError, match="namespaces"):
         load_settings(None, None, {"DS_QUOTAS__NAMESPACES": text}, Path())

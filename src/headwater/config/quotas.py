@@ -8,7 +8,9 @@ from pydantic import Field, field_validator
 
 from headwater.config.values import BytesOrOff, Count, SettingsSection, split, takes
 
-_OVERRIDE = re.compile(r"(?P<namespace>[^\s=]+):(?P<limit>bytes|streams|readers)=(?P<value>0|[1-9][0-9]{0,17})")
+_OVERRIDE = re.compile(
+    r"(?P<namespace>[^\s=]+):(?P<limit>bytes|streams|readers|connections)=(?P<value>0|[1-9][0-9]{0,17})"
+)
 
 
 class QuotasSettings(SettingsSection):
@@ -27,6 +29,13 @@ class QuotasSettings(SettingsSection):
         description="Live readers of one namespace, each with a connection; more get 429 with `Retry-After`."
         " 0: no limit.",
     )
+    max_connections: Count = Field(
+        0,
+        ge=0,
+        le=2**40,
+        description="Connections that serve a request of one namespace at the same time: live reads, and reads and"
+        " writes whose response is not complete; more get 429 with `Retry-After`. 0: no limit.",
+    )
     namespaces: str = Field(
         "",
         description="Other limits for some namespaces, comma-separated; they replace the ones above. These namespaces"
@@ -39,7 +48,9 @@ class QuotasSettings(SettingsSection):
     def _check_namespaces(cls, value: str) -> str:
         for entry in split(value):
             if _OVERRIDE.fullmatch(entry) is None:
-                raise ValueError(f"{entry!r} is not NAMESPACE:bytes=N, NAMESPACE:streams=N or NAMESPACE:readers=N")
+                raise ValueError(
+                    f"{entry!r} is not NAMESPACE:LIMIT=N, where LIMIT is bytes, streams, readers or connections"
+                )
         return value
 
     @property

@@ -371,6 +371,17 @@ class TooManyReaders(Refusal):
     code = "too_many_readers"
 
 
+class NamespaceBusy(Refusal):
+    """The namespace of the stream has reached its quota of connections.
+
+    Retry after `Retry-After` seconds, end live reads that nobody needs, send fewer requests at the same time, or raise
+    `quotas.max_connections` or the entry of `quotas.namespaces`.
+    """
+
+    status = 429
+    code = "namespace_busy"
+
+
 class TooManyMessages(TooLarge):
     """One request contains more messages than `limits.max_append_messages`.
 

@@ -1,7 +1,10 @@
-"""Quotas: how much the streams of one namespace may hold together, and how many live readers they may have.
+"""Quotas: what the streams of one namespace may hold together, and how many live readers and connections may use them.
 
 The namespace of a stream is the first segment of a name that has several (`tenant-a` of `tenant-a/orders/1`), or its
 bucket (`/ds/room-1`). Other streams have none, and no quota. Usage is counted only while there is a limit.
+
+A connection belongs to a namespace while it serves a request of it: a client, or a proxy in front of many clients, may
+send the next request of the connection to another namespace. An idle connection belongs to none.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headwater.core.buckets import BUCKET_ROOT
-from headwater.core.errors import NamespaceFull, TooManyReaders
+from headwater.core.errors import NamespaceBusy, NamespaceFull, TooManyReaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class NamespaceLimits:
     max_bytes: int = 0
     max_streams: int = 0
     max_readers: int = 0
+    max_connections: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +37,29 @@ class NamespaceRule:
     def limits_anything(self) -> bool:
         return self.common != NamespaceLimits() or bool(self.own)
 
+    @property
+    def limits_connections(self) -> bool:
+        return any(limits.max_connections for limits in (self.common, *self.own.values()))
+
 
 class NamespaceUsage:
     """What one namespace has now."""
 
-    __slots__ = ("bytes", "readers", "streams")
+    __slots__ = ("bytes", "connections", "readers", "streams")
 
     def __init__(self) -> None:
         self.bytes = 0
         self.streams = 0
         self.readers = 0
+        self.connections = 0
 
 
 class Namespaces:
     def __init__(self, rule: NamespaceRule) -> None:
         self._rule = rule
         self._usage: dict[str, NamespaceUsage] = {}
-        self.refusals = {"bytes": 0, "streams": 0, "readers": 0}
+        self.counts_connections = rule.limits_connections
+        self.refusals = {"bytes": 0, "streams": 0, "readers": 0, "connections": 0}
 
     def reported(self) -> dict[str, NamespaceUsage]:
         """The namespaces with their own limits: few enough to be labels of metrics."""
@@ -93,18 +103,42 @@ class Namespaces:
                 (("Retry-After", "5"),),
             )
 
+    def begin_request(self, name: str) -> str | None:
+        """Count the connection of a request; `end_request` needs the namespace that is returned."""
+        namespace = namespace_of(name)
+        if namespace is None:
+            return None
+        limit = self._limits(namespace).max_connections
+        usage = self._usage.get(namespace)
+        if limit and usage is not None and usage.connections >= limit:
+            self.refusals["connections"] += 1
+            raise NamespaceBusy(
+                f"Namespace {namespace!r} uses {usage.connections} connections; its quota is {limit}.",
+                (("Retry-After", "1"),),
+            )
+        self._count(namespace, connections=1)
+        return namespace
+
+    def end_request(self, namespace: str) -> None:
+        self._count(namespace, connections=-1)
+
     def add(self, name: str, *, size: int = 0, streams: int = 0, readers: int = 0) -> None:
         """Count additions, or removals with negative numbers."""
         namespace = namespace_of(name)
-        if namespace is None:
-            return
+        if namespace is not None:
+            self._count(namespace, size, streams, readers)
+
+    def _count(
+        self, namespace: str, size: int = 0, streams: int = 0, readers: int = 0, *, connections: int = 0
+    ) -> None:
         usage = self._usage.get(namespace)
         if usage is None:
             usage = self._usage[namespace] = NamespaceUsage()
         usage.bytes += size
         usage.streams += streams
         usage.readers += readers
-        if not usage.streams and not usage.readers:
+        usage.connections += connections
+        if not usage.streams and not usage.readers and not usage.connections:
             del self._usage[namespace]
 
     def _limits(self, namespace: str) -> NamespaceLimits:

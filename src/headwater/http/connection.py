@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
         "_is_last",
         "_is_proxied",
         "_live",
+        "_namespace",
         "_operation",
         "_parser",
         "_pieces",
@@ -123,6 +124,8 @@ class Connection(asyncio.Protocol):
         self._request_id = ""
         """Set while requests are logged: the client gets it too."""
         self._operation = UNKNOWN
+        self._namespace: str | None = None
+        """The namespace whose quota of connections counts this one until the response is complete."""
         self._began_s = 0.0
         self._live: LiveResponse | None = None
         self._pieces: Iterator[Buffer] | None = None
@@ -153,6 +156,7 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
         self._drop_pieces()
         self._context.connections.discard(self)
+        self._leave_namespace()
         live, self._live = self._live, None
         if live is not None:
             live.on_disconnect()
@@ -377,6 +381,9 @@ class Connection(asyncio.Protocol):
         try:
             route, address = self._router.resolve(self._context, request)
             self._operation = route.operation
+            namespaces = self._context.limited_namespaces
+            if namespaces is not None and self._namespace is None:
+                self._namespace = namespaces.begin_request(address.name)
             deferring = self._context.engine.deferring
             if deferring is None:
                 response = route.handler(self._context, request, address)
@@ -387,7 +394,9 @@ class Connection(asyncio.Protocol):
                 if response.operation is not None:
                     self._operation = response.operation
                 if known is not None:
-                    known.operation, known.repeat = self._operation, response.repeat
+                    known.operation = self._operation
+                    # A repetition skips these steps, and with them the count of connections.
+                    known.repeat = response.repeat if self._namespace is None else None
                 response.begin(partial(self._complete, request, response.render))
             else:
                 self._send(response)
@@ -574,6 +583,8 @@ class Connection(asyncio.Protocol):
         request = self._request
         if request.reserved_bytes or type(request) is UploadRequest:
             self._release(request)
+        if self._namespace is not None:
+            self._leave_namespace()
         if self._writing is REFUSING:
             self._linger()
             return
@@ -586,6 +597,12 @@ class Connection(asyncio.Protocol):
             self._serve()
         else:
             self._since_s = self._context.now_s
+
+    def _leave_namespace(self) -> None:
+        """End the count of this connection for the namespace of its request."""
+        namespace, self._namespace = self._namespace, None
+        if namespace is not None and self._context.limited_namespaces is not None:
+            self._context.limited_namespaces.end_request(namespace)
 
     def _release(self, request: Request) -> None:
         """Release the memory budget of a request, and abort its upload if no handler finished it."""

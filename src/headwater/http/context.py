@@ -144,6 +144,9 @@ class Context:
         self.root_aliases = tuple(alias.encode() for alias in root_aliases)
         self.draining = False
         self.connections = OpenConnections(limits.max_connections)
+        namespaces = engine.quota.namespaces
+        self.limited_namespaces = namespaces if namespaces is not None and namespaces.counts_connections else None
+        """The quotas of namespaces, if they limit connections."""
         self.budget = ByteBudget(limits.max_bodies_bytes)
         self.turns = Turns(loop)
         self.parser_limits = ParserLimits(

@@ -57,6 +57,7 @@ def _quotas(namespaces: Namespaces | None) -> Iterator[Metric]:
         ("bytes", "Message bytes of a namespace.", "bytes"),
         ("streams", "Streams of a namespace.", "streams"),
         ("live_readers", "Live readers of a namespace.", "readers"),
+        ("connections", "Connections that serve a request of a namespace.", "connections"),
     ):
         family = GaugeMetricFamily(f"headwater_namespace_{name}", text, labels=["namespace"])
         for namespace, usage in namespaces.reported().items():

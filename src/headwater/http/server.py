@@ -274,7 +274,7 @@ def _limits(settings: Settings) -> EngineLimits:
 
 
 def _namespaces(quotas: QuotasSettings) -> NamespaceRule:
-    common = NamespaceLimits(quotas.max_bytes, quotas.max_streams, quotas.max_readers)
+    common = NamespaceLimits(quotas.max_bytes, quotas.max_streams, quotas.max_readers, quotas.max_connections)
     own = {
         name: replace(common, **{f"max_{limit}": value for limit, value in limits.items()})
         for name, limits in quotas.overrides.items()
