@@ -134,6 +134,19 @@ def test_unknown_option_is_reported(run: Run, name: str) -> None:
     reports(run(*COMMANDS[name], "--no-such-option"), "--no-such-option")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lss"], ["'ls'", "`headwater -h`"]),
+        (["create"], ["STREAM", "`headwater create -h`"]),
+        (["bucket", "list"], ["list", "`headwater bucket -h`"]),
+        (["ping", "http://localhost", "http://localhost"], ["extra argument", "`headwater ping -h`"]),
+    ],
+)
+def test_usage_errors_say_where_the_usage_is_described(run: Run, words: list[str], said: list[str]) -> None:
+    reports(run(*words), *said)
+
+
 @pytest.mark.parametrize("command", STREAMS.values(), ids=STREAMS)
 def test_without_a_server_the_message_says_how_to_start_one(run: Run, command: list[str]) -> None:
     reports(run(*command, "--url", f"http://127.0.0.1:{free_port()}"), "127.0.0.1", "headwater serve")

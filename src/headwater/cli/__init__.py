@@ -128,7 +128,8 @@ def main(arguments: list[str] | None = None) -> None:
         format_message = getattr(error, "format_message", None)
         if format_message is None:
             raise
-        _report(format_message())
+        context = getattr(error, "ctx", None)
+        _report(f"{format_message()} (see `{context.command_path if context else 'headwater'} -h`)")
         code = USAGE
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -19,8 +19,11 @@ from headwater.printable import printable
 if TYPE_CHECKING:
     from headwater.client import AsyncClient, AsyncStream
 
+Server = Annotated[str, typer.Argument(metavar="URL", help="The server, instead of --url.", show_default=False)]
+
 
 def ping(
+    server: Server = "",
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000, help="Number of requests.")] = 5,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -29,6 +32,7 @@ def ping(
     """Check that a Durable Streams server responds, and print the response times."""
     from headwater.client import StreamNotFoundError
 
+    url = server or url
     times_s = []
     with connected(url, token, ca_file) as client:
         # There is no stream with this name, so a Durable Streams server responds with 404.
@@ -42,6 +46,7 @@ def ping(
 
 
 def bench(
+    server: Server = "",
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="Duration of the appends.")] = 5.0,
     connections: Annotated[int, typer.Option("--connections", "-c", min=1, max=1000, help="Concurrent writers.")] = 8,
     size: Annotated[int, typer.Option("--size", min=1, max=16_000_000, help="Bytes of one message.")] = 100,
@@ -54,6 +59,8 @@ def bench(
     One Python process produces the load, so this command can be the bottleneck: compare runs, not products.
     """
     from headwater.client import NO_RETRY, AsyncClient, Policy
+
+    url = server or url
 
     async def measure() -> None:
         policy = Policy(retry=NO_RETRY)

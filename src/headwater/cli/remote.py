@@ -60,7 +60,9 @@ def connected(url: str, token: str, ca_file: Path | None = None) -> Iterator[Cli
     from headwater.client import NO_RETRY, Client, InvalidRequestError, Policy
 
     if not url.startswith(("http://", "https://")):
-        raise CommandError(f"--url: {url!r} does not begin with http:// or https://", USAGE)
+        raise CommandError(
+            f"--url: {url!r} does not begin with http:// or https://, as in http://localhost:4437", USAGE
+        )
     with prompt_interrupts(), client_errors(url):
         try:
             client = Client(url, token=token, ca_file=ca_file, policy=Policy(retry=NO_RETRY))

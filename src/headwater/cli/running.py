@@ -51,7 +51,9 @@ Prefix = Annotated[
 
 def stream_root(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise CommandError(f"--url: {url!r} does not begin with http:// or https://", USAGE)
+        raise CommandError(
+            f"--url: {url!r} does not begin with http:// or https://, as in http://localhost:4437", USAGE
+        )
     return url.rstrip("/") + STREAM_ROOT.rstrip("/")
 
 
