@@ -440,6 +440,15 @@ def test_streams_buckets_and_their_streams_are_listed(shell: Shell, ours: Server
     assert shell.ok("ls", "/ds/cli-bucket/user").split() == ["/ds/cli-bucket/user-1"]
 
 
+def test_streams_of_the_server_itself_are_listed_on_request(tmp_path: Path) -> None:
+    with serve(DS_REGISTRY__ENABLED="true") as server:
+        shell = Shell(server.url, tmp_path)
+        shell.ok("create", "mine")
+        assert shell.ok("ls").split() == ["mine"], "as in the stream browser"
+        assert shell.ok("ls", "--all").split() == ["__registry__", "mine"]
+        assert shell.ok("ls", "__").split() == ["__registry__"]
+
+
 def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
     elsewhere = Shell("http://127.0.0.1:1", shell.directory)
     elsewhere.ok("create", ours.stream_url("by/url"))

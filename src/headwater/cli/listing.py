@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from headwater.client import Client, StreamEntry
 
+INTERNAL = "__"
+"""How the names of streams begin that the server or the pipeline writes."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
 
@@ -29,6 +31,9 @@ def ls(
         ),
     ] = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Also print type and creation time.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", "-a", help="Also list the streams of the server itself, such as __registry__.")
+    ] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -37,6 +42,8 @@ def ls(
     """List the streams, the buckets, or the streams of a bucket."""
     with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         for entry in _entries(client, prefix):
+            if entry["name"].startswith(INTERNAL) and not show_all and not prefix.startswith("_"):
+                continue
             if as_json:
                 typer.echo(printable_json(json.dumps(entry, ensure_ascii=False)))
             elif long:

@@ -56,6 +56,7 @@ const ICONS = {
   help: ["M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 18v.5"],
   columns: ["M4 5h16v14H4z", "M10 5v14M15 5v14"],
   folder: ["M3 6h6l2 2h10v11H3z"],
+  save: ["M12 4v11M7 10l5 5 5-5M4 20h16"],
   refresh: ["M19 8a8 8 0 1 0 1 6M20 3v5h-5"],
 };
 
@@ -99,6 +100,13 @@ export function toast(text, kind = "") {
   const note = h("div", { class: `toast ${kind}`.trim(), role: kind === "bad" ? "alert" : "status", text });
   place.append(note);
   setTimeout(() => note.remove(), kind === "bad" ? 8000 : 3000);
+}
+
+/** Offer bytes and texts as a file. */
+export function saveFile(name, parts) {
+  const url = URL.createObjectURL(new Blob(parts));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
 export async function copy(text, what = "Copied") {

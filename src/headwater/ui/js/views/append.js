@@ -55,6 +55,15 @@ export class AppendBox {
     this.text.focus();
   }
 
+  /** Take the content of a message. An array needs brackets around it, or its elements would be appended. */
+  fill(message) {
+    this.encoding.value = this.info.text ? "text" : "hex";
+    this.#encodingChanged();
+    const text = message.string();
+    if (!this.info.text) this.text.value = [...message.bytes()].map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
+    else this.text.value = this.info.json && text.trimStart().startsWith("[") ? `[${text}]` : text;
+  }
+
   #encodingChanged() {
     this.file.hidden = this.encoding.value !== "file";
     this.text.hidden = this.encoding.value === "file";

@@ -1,6 +1,6 @@
 // One message in full: as a JSON tree, as text or as hex, with its actions.
 
-import { button, copy, h, replace } from "../dom.js";
+import { button, copy, h, replace, saveFile } from "../dom.js";
 import { bytes, hexLines } from "../format.js";
 import { parse, pretty } from "../json.js";
 import { marked } from "./message_row.js";
@@ -10,10 +10,11 @@ const TEXT_MAX = 1_000_000;
 const WIDE_HEX_PX = 640; // below this, a line of sixteen bytes would hide their characters
 
 export class Detail {
-  constructor(app, address, onclose) {
+  constructor(app, address, onclose, onagain) {
     this.app = app;
     this.address = address;
     this.onclose = onclose;
+    this.onagain = onagain;
     this.message = null;
     this.element = h("aside", { class: "detail", hidden: true, "aria-label": "Message", id: "detail" });
   }
@@ -63,6 +64,7 @@ export class Detail {
   #actions(message) {
     const { app, address } = this;
     const actions = [button("Copy", () => copy(message.string(), "Message copied"), { symbol: "copy", kind: "small" })];
+    actions.push(button("Save", () => saveFile(fileName(address, message), [message.bytes()]), { symbol: "save", kind: "small", title: "Save the bytes of this message as a file" }));
     if (message.start && message.end) {
       actions.push(button("curl", () => app.copyCurl({ path: address.path, query: { offset: message.start, until: message.end } }), { symbol: "terminal", kind: "small", title: "Copy a read of this message as curl" }));
     } else if (message.end) {
@@ -71,6 +73,7 @@ export class Detail {
     if (message.start) actions.push(button("Link", () => copy(`${location.href.split("#")[0]}${address.hash}?message=${encodeURIComponent(message.start)}`, "Link copied"), { symbol: "link", kind: "small", title: "Copy a link to this message" }));
     if (message.end) {
       actions.push(button("Read from here", () => this.readFrom(message.end), { kind: "small" }));
+      if (!address.isInternal) actions.push(button("Append again", () => this.onagain(message), { symbol: "send", kind: "small", title: "Copy this message into the append form" }));
       actions.push(button("Fork here", () => app.openFork(address, message.end), { symbol: "fork", kind: "small" }));
     }
     return actions;
@@ -93,6 +96,10 @@ export class Detail {
       return plainText(text, this.words);
     }
   }
+}
+
+function fileName(address, message) {
+  return `${address.name.split("/").at(-1)}-${message.index ?? message.number}${message.text === null ? ".bin" : ".txt"}`;
 }
 
 function plainText(text, words) {

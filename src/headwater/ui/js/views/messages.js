@@ -1,7 +1,8 @@
 // The Messages tab: read pages, then follow live; pause, search, and open one message.
 
 import { explain } from "../client.js";
-import { badge, button, h, icon, openDialog, replace, select, toast } from "../dom.js";
+import { badge, button, h, icon, openDialog, replace, saveFile, select, toast } from "../dom.js";
+import { formats, parts } from "../export.js";
 import { compile, fieldNames } from "../filter.js";
 import { bytes, count, plural, span } from "../format.js";
 import { shortOffset } from "../messages.js";
@@ -37,11 +38,12 @@ const STATES = {
 };
 
 export class MessagesView {
-  constructor(app, address, info, { from = START, message = null, onprogress }) {
+  constructor(app, address, info, { from = START, message = null, onprogress, onagain }) {
     this.app = app;
     this.address = address;
     this.info = info;
     this.onprogress = onprogress;
+    this.onagain = onagain;
     this.messages = [];
     this.found = null;
     this.dropped = 0;
@@ -100,7 +102,7 @@ export class MessagesView {
     this.detail = new Detail(this.app, this.address, () => {
       this.#setUrl(null);
       this.list.element.focus();
-    });
+    }, this.onagain);
     const curl = () => {
       const start = this.#start;
       const place = start.startsWith("since:") ? { since: start.slice(6) } : { offset: start === START ? "-1" : start };
@@ -122,6 +124,7 @@ export class MessagesView {
         h("div", { class: "search grow" }, icon("search"), this.search),
         this.info.json && button("", () => this.#chooseFields(), { symbol: "columns", kind: "quiet", title: "Choose fields as columns", id: "fields" }),
         this.view,
+        button("", () => this.#download(), { symbol: "save", kind: "quiet", title: "Download the messages in the list", id: "download" }),
         button("", curl, { symbol: "terminal", kind: "quiet", title: "Copy this read as curl", id: "copy-read" }),
       ),
       h("div", { class: "status-row" }, h("div", { class: "status-line" }, this.status, this.olderBar, this.foundNote, this.rates), this.canvas),
@@ -373,6 +376,19 @@ export class MessagesView {
     };
     body.addEventListener("change", apply);
     openDialog("Fields as columns", body);
+  }
+
+  /** Offer the messages in the list, filtered or found, as a file. */
+  #download() {
+    const messages = this.#shown;
+    const name = this.address.name.replaceAll("/", "-");
+    const choices = formats(this.info).map(([id, label, extension]) => button(label, () => {
+      saveFile(`${name}.${extension}`, parts(messages, id, this.fields));
+      dialog.close();
+    }, { symbol: "save", id: `download-${id}`, disabled: messages.length === 0 }));
+    const more = this.total > messages.length ? " Load earlier messages, or search the whole stream, for more." : "";
+    const table = this.fields.length > 0 ? " CSV has the fields that are shown as columns." : "";
+    const dialog = openDialog("Download", h("div", { class: "stack" }, h("p", { text: `${plural(messages.length, "message")} in the list.${more}${table}` }), h("div", { class: "row wrap" }, choices)));
   }
 
   #show(message) {

@@ -107,7 +107,6 @@ export class PipelineView {
     return h(
       "div",
       { class: "empty", id: "pipeline-absent" },
-      h("h2", { text: "No pipeline" }),
       h("p", { text: why }),
       h("p", { class: "muted" }, "Start one with ", h("code", { text: "headwater sync" }), " or ", h("code", { text: "headwater up --profile sync" }), ". It then reports each Spark query and replication slot to the stream ", h("code", { text: PIPELINE }), ", and this page shows them."),
     );

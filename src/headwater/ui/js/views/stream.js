@@ -135,7 +135,7 @@ export class StreamView {
     if (tab === "state") this.view = new StateView(app, address);
     else if (tab === "snapshots") this.view = new SnapshotsView(app, address, info, () => this.refresh());
     else if (tab === "about") this.view = { element: headersTable(app, address, info) };
-    else this.view = new MessagesView(app, address, info, { from: this.query.get("from") || undefined, message: this.query.get("message"), onprogress: (reader) => this.#progress(reader) });
+    else this.view = new MessagesView(app, address, info, { from: this.query.get("from") || undefined, message: this.query.get("message"), onprogress: (reader) => this.#progress(reader), onagain: (again) => this.openAppend(again) });
     replace(this.body, this.view.element);
   }
 
@@ -154,13 +154,15 @@ export class StreamView {
     }, 250);
   }
 
-  openAppend() {
+  /** Show the append form, with the content of a message if one is given. */
+  openAppend(again = null) {
     if (!this.info || this.info.closed || this.address.isInternal) return;
     if (!this.box) {
       this.box = new AppendBox(this.app, this.address, this.info, () => this.refresh());
       replace(this.below, h("div", { class: "below-head" }, h("h2", { text: "Append" }), button("", () => (this.below.hidden = true), { symbol: "close", kind: "quiet", title: "Close" })), this.box.element);
     }
     this.below.hidden = false;
+    if (again) this.box.fill(again);
     this.box.focus();
   }
 
