@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -22,6 +23,7 @@ from headwater.config.sections import ServerSettings
 from headwater.operating_system import NO_BOOT_ID, SOCKET_PATH_MAX_BYTES, Linux, MacOS, OperatingSystem
 from headwater.stack import die_with_parent
 from headwater.storage.interface import StorageError
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 BOTH = pytest.mark.parametrize("system", [Linux(), MacOS(lambda *_: 0)], ids=["linux", "macos"])
@@ -86,6 +88,59 @@ def test_what_only_linux_has_is_used_in_known_places() -> None:
         if (names := linux_only_names(path.read_text(encoding="utf-8")))
     }
     assert found == PLACES
+
+
+AS_ON_MACOS = """
+import asyncio, fcntl, mmap, os, resource, select, signal, socket, sys, time
+import httpx, lmdb, prometheus_client, pydantic, typer, uvloop, zoneinfo  # libraries that look at the platform
+for module, names in {names!r}.items():
+    for name in names:
+        if hasattr(sys.modules[module], name):
+            delattr(sys.modules[module], name)
+sys.platform = "darwin"
+from headwater.operating_system import SYSTEM, MacOS
+assert isinstance(SYSTEM, MacOS)
+from headwater.cli import main
+main(sys.argv[1:])
+"""
+"""A program without the names that macOS does not have. F_FULLFSYNC is not a command of Linux: `fsync` follows it."""
+
+
+@pytest.mark.parametrize("mode", ["file-durable", "acid"])
+def test_durable_server_runs_without_the_names_of_linux(tmp_path: Path, mode: str) -> None:
+    program = [sys.executable, "-c", AS_ON_MACOS.replace("{names!r}", repr(LINUX_ONLY))]
+    port = free_port()
+    place = ["--mode", mode, "--data-dir", str(tmp_path / "streams")]
+    log = tmp_path / "log"
+    with log.open("wb") as lines:
+        command = [*program, "serve", "--port", str(port), *place]
+        server = subprocess.Popen(command, cwd=tmp_path, stdout=lines, stderr=lines)
+    try:
+        wait_until(lambda: _responds(port) or server.poll() is not None, what="the server responds or has ended")
+        assert server.poll() is None, log.read_text()
+        stream = f"http://127.0.0.1:{port}/v1/stream/a"
+        text = {"Content-Type": "text/plain"}
+        assert httpx.put(stream, headers=text).status_code == 201
+        assert httpx.post(stream, headers=text, content="x").status_code == 204
+        assert httpx.get(stream, params={"offset": "-1"}).text == "x"
+        _succeeds([*program, "store", "rotate-key", *place], tmp_path)  # asks the server over the control socket
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert "are correct" in _succeeds([*program, "store", "check", *place], tmp_path)
+
+
+def _succeeds(command: list[str], directory: Path) -> str:
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _responds(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_names_of_linux_are_found_however_they_are_written() -> None:
