@@ -94,6 +94,8 @@ def test_text_that_is_not_json_is_refused_as_in_one_call(inner: str) -> None:
         b'["a]',
         b'[{"a":1},{"b":2,{"c":3}]',
         b"[" + b"1," * 100 + b"]",
+        b"[" + b"1" * 16 + b",]",
+        b"[" + b"1" * 16 + b", ]",
         b'["' + b"x" * 100 + b'\xff"]',
         b'["' + b"x" * 100 + b"\xe2",
     ],

@@ -72,7 +72,7 @@ def split_json_in_steps(
         lengths.extend([len(element) + 1 for element in elements])
         if len(lengths) > max_messages:
             raise TooManyMessages(f"The body has more than {max_messages} messages; send them in several requests.")
-        if at >= end:
+        if at > end:
             break
         yield
     # The buffer grew a step at a time, and its value is taken without a copy.
@@ -122,7 +122,7 @@ def _check_utf8(body: bytes) -> Generator[None, None, None]:
 def _next_piece(
     body: bytes, at: int, end: int, max_message_bytes: int
 ) -> Generator[None, None, tuple[list[msgspec.Raw], int]]:
-    """The elements of the next piece of the array, and where the one after it begins (`end` after the last)."""
+    """The elements of the next piece of the array, and where the one after it begins (after `end` if there is none)."""
     first = _skip_whitespace(body, at)
     likely_end = _ENDS.get(body[first : first + 1], b",")
     size = STEP_BYTES
@@ -133,7 +133,7 @@ def _next_piece(
             comma = found + len(likely_end) - 1 if found >= 0 else end
             piece = body[at:comma]
             try:
-                return elements_of(b"[%b]" % piece), min(comma + 1, end) if comma < end else end
+                return elements_of(b"[%b]" % piece), comma + 1
             except msgspec.DecodeError as error:
                 if comma == end or _is_within(error, len(piece)):
                     raise invalid_json(piece, error) from None
