@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.core.errors import Refusal
+from headwater.core.records import Touch
 from headwater.engine.commit_placement import CommitMode
 from headwater.engine.quota import EngineLimits
 from tests.engine.rig import Rig, status
@@ -22,6 +23,34 @@ def test_a_stream_can_be_read_in_pieces_until_its_deletion_is_durable(commit: Co
     assert rig.read("a", limit=3) == b"onetwo"
     chunk = rig.engine.reader.chunk(stream, rig.engine.reader.resolve(stream, "-1"), 100)
     assert rig.engine.reader.lengths(chunk) == [3, 3]
+
+
+@BOTH
+@pytest.mark.parametrize("has_fork", [False, True])
+@pytest.mark.parametrize("use", ["read", "unfollow"])
+def test_reading_extends_the_ttl_until_the_deletion_is_durable(use: str, has_fork: bool, commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    stream = rig.there("a", b"x", ttl_secs=2)
+    if has_fork:
+        rig.there("b", source="a", ttl_secs=60)
+    reader = rig.follow(stream)
+    rig.delete("a")
+    if use == "unfollow":
+        rig.clock.at_ms += 31_000
+        rig.engine.unfollow(stream, reader)
+    else:
+        rig.engine.unfollow(stream, reader)
+        rig.clock.at_ms += 1999
+        assert rig.read("a") == b"x"
+    rig.clock.at_ms += 1999
+    assert rig.engine.look_up("a") is stream
+    assert not any(type(entry.record) is Touch for entry in rig.engine._committer._queue)
+    rig.clock.at_ms += 1
+    assert seen_as(rig, "a") == 404
+    rig.engine.touch(stream)
+    assert seen_as(rig, "a") == 404, "a late use must not revive an expired stream"
+    rig.scheduler.settle()
+    assert seen_as(rig, "a") == (410 if has_fork else 404)
 
 
 def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:

@@ -211,8 +211,7 @@ class Reference:
         if refused is not None:
             return refused
         assert incarnation is not None
-        if self.names.get(name) is incarnation:
-            incarnation.used_ms = self.now_ms
+        incarnation.used_ms = self.now_ms
         count, closed = self._seen(incarnation)
         start = place(incarnation, offset, count)
         if start is None:

@@ -379,11 +379,18 @@ class Engine:
         return iter(self.catalog.by_name)
 
     def touch(self, stream: LiveStream) -> None:
-        """Restart a sliding window because the stream was used. It is saved now and then, not on every read."""
-        if stream.ttl_secs is None or stream.id not in self.catalog.by_id:
+        """Restart a sliding window because the stream was used. It is saved now and then, not on every read.
+
+        Readers see a stream until its deletion is durable, so until then its window is extended, but not saved.
+        """
+        if stream.ttl_secs is None:
             return
         now_ms = self._clock.now_ms()
+        if stream.expired(now_ms):
+            return
         stream.used_ms = now_ms
+        if stream.deleted or stream.id not in self.catalog.by_id:
+            return
         if now_ms - stream.accessed_ms >= stream.ttl_secs * 1000 // TOUCH_SHARE and not self._committer.failure:
             record = Touch(stream.id, now_ms)
             self.catalog.apply(record)
@@ -406,11 +413,11 @@ class Engine:
         if stream.followers is None:
             return
         if stream.followers.pop(follower, False):
+            # Before it stops counting: its reading is what has kept the window open until now.
+            self.touch(stream)
             stream.live_readers -= 1
             if self.quota.namespaces is not None:
                 self.quota.namespaces.add(stream.name, readers=-1)
-            if not stream.deleted:
-                self.touch(stream)
         if not stream.followers:
             stream.followers = None
             stream.frame = None
