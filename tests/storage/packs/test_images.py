@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +12,9 @@ import msgspec
 import pytest
 
 from headwater.core.producers import ProducerState
-from headwater.core.records import ForkPoint, Image
-from headwater.storage.packs import manifest
-from headwater.storage.packs.manifest import PRODUCERS_AT_ONCE, encode_state
+from headwater.core.records import Document, ForkPoint, Image
+from headwater.storage.packs import states
+from headwater.storage.packs.states import LARGE_BYTES, PRODUCERS_AT_ONCE, decode_state, encode_state
 from tests.storage.packs.test_checkpoints import ONE_STEP_PER_TEND_S, ROOMY, Bench
 from tests.storage.simulation import SimulatedProcess
 
@@ -27,7 +30,56 @@ def image_with(producers: int) -> Image:
 )
 def test_an_image_encoded_in_pieces_decodes_to_itself(producers: int) -> None:
     image = image_with(producers)
-    assert msgspec.msgpack.decode(encode_state(image), type=Image) == image
+    encoded = encode_state(image)
+    assert msgspec.msgpack.decode(encoded, type=Image) == image
+    assert decode_state(memoryview(encoded)) == image
+
+
+def test_a_large_document_decodes_to_itself() -> None:
+    document = Document("key", b"v" * (2 * LARGE_BYTES))
+    assert decode_state(encode_state(document)) == document
+
+
+def test_a_large_image_of_an_earlier_release_is_decoded() -> None:
+    """The states of producers had no digests and no time of last use, and the last fields did not exist."""
+    ids = [f"producer {number}" for number in range(10_000)]
+    stored = ["image", 1, "s", 2, "text/plain", None, None, 5, 6, 7, 8, False, None, None, {id_: [3, 4] for id_ in ids}]
+    image = decode_state(msgspec.msgpack.encode(stored))
+    assert isinstance(image, Image)
+    assert image.producers == {id_: ProducerState(3, 4) for id_ in ids}
+    assert (image.name, image.written_ms, image.ages) == ("s", 8, None)
+
+
+def test_other_threads_run_while_a_large_image_is_decoded() -> None:
+    """A stream that is never idle is saved from its last image, which is decoded on the thread of the worker."""
+    encoded = encode_state(image_with(50_000))
+    turns = 0
+    is_done = threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not is_done.is_set():
+            turns += 1
+            time.sleep(0)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other = threading.Thread(target=take_turns)
+    other.start()
+    try:
+        most = 0
+        for _ in range(50):
+            before = turns
+            decode_state(encoded)
+            # Just before and after a call that cannot be interrupted, there may be a turn too.
+            most = max(most, turns - before)
+            if most > 10:
+                break
+    finally:
+        is_done.set()
+        other.join()
+        sys.setswitchinterval(interval_s)
+    assert most > 10
 
 
 def test_each_encoder_call_handles_at_most_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +92,7 @@ def test_each_encoder_call_handles_at_most_one_piece(monkeypatch: pytest.MonkeyP
         largest = max(largest, len(encoded))
         return encoded
 
-    monkeypatch.setattr(manifest, "_encode", watched)
+    monkeypatch.setattr(states, "_encode", watched)
     image = image_with(50_000)
     whole = encode_state(image)
     assert msgspec.msgpack.decode(whole, type=Image) == image
@@ -49,7 +101,7 @@ def test_each_encoder_call_handles_at_most_one_piece(monkeypatch: pytest.MonkeyP
 
 def test_a_slice_of_a_checkpoint_copies_and_releases_one_large_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Normally the clock is checked after every sixteen streams."""
-    monkeypatch.setattr(manifest, "PRODUCERS_AT_ONCE", 2)
+    monkeypatch.setattr(states, "PRODUCERS_AT_ONCE", 2)
     bench = Bench(replace(ROOMY, look_every=16))
     process = bench.process
     for number in range(32):

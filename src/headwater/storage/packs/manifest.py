@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -27,6 +25,7 @@ from headwater.storage.interface import CorruptError, WriteFailedError
 from headwater.storage.journal.frames import FRAME, NO_STREAM, Frame, find_frame, read_frame, seal
 from headwater.storage.journal.replay import renew
 from headwater.storage.packs.pack import PackInfo
+from headwater.storage.packs.states import decode_state, encode_state
 
 NAME: Final = "MANIFEST"
 NEW_NAME: Final = "MANIFEST.new"
@@ -45,7 +44,6 @@ _ENTRY: Final = struct.Struct("<IIQQ")
 Key: TypeAlias = int | str
 """A stream by its id, or a document by its key."""
 
-_decode_state = msgspec.msgpack.Decoder(Image | Document).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -324,7 +322,7 @@ class Manifest:
     def _decode(self, view: memoryview, at: int, place: int) -> SavedState:
         self._check_entry(view, at, place)
         _, length, stream_id, lsn = _ENTRY.unpack_from(view, at)
-        state = _decode_state(view[at + _ENTRY.size : at + _ENTRY.size + length])
+        state = decode_state(view[at + _ENTRY.size : at + _ENTRY.size + length])
         return SavedState(state.key if isinstance(state, Document) else stream_id, lsn, state)
 
     def _check_entry(self, view: memoryview, at: int, place: int) -> None:
@@ -355,48 +353,3 @@ def _encode_entry(kept: SavedState) -> ManifestEntry:
 
 def _entry_size(view: memoryview, at: int) -> int:
     return _ENTRY.size + int(_ENTRY.unpack_from(view, at)[1])
-
-
-PRODUCERS_AT_ONCE: Final = 2048
-"""Producers that are encoded or copied in one go: well under a millisecond."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_FIELDS: Final = Image.__struct_fields__
-_ARRAY: Final = struct.Struct(">BH")
-_ARRAY_16: Final = 0xDC
-_MAP: Final = struct.Struct(">BI")
-_MAP_32: Final = 0xDF
-
-
-def is_large(image: Image | None) -> bool:
-    """Whether an image takes noticeably long to copy, to encode and to release."""
-    return image is not None and len(image.producers) > PRODUCERS_AT_ONCE
-
-
-def encode_state(state: Image | Document) -> bytes:
-    """The state in MessagePack, encoded without holding the interpreter for long, however many producers it has.
-
-    The encoder does not release the interpreter lock, so 100,000 producers in one call would stop the event loop for
-    tens of milliseconds, though a checkpoint is saved on another thread. They are encoded in pieces, which are joined
-    to what one call would have made.
-    """
-    if isinstance(state, Document) or not is_large(state):
-        return _encode(state)
-    parts: list[bytes | memoryview] = [_ARRAY.pack(_ARRAY_16, 1 + len(_FIELDS)), _encode(Image.__struct_config__.tag)]
-    for field in _FIELDS:
-        value = getattr(state, field)
-        if field == "producers":
-            parts.append(_MAP.pack(_MAP_32, len(value)))
-            items = iter(value.items())
-            while piece := dict(islice(items, PRODUCERS_AT_ONCE)):
-                parts.append(_without_header(_encode(piece), len(piece)))
-                # Let the event loop have the interpreter.
-                time.sleep(0)
-        else:
-            parts.append(_encode(value))
-    return b"".join(parts)
-
-
-def _without_header(encoded: bytes, count: int) -> memoryview:
-    """The entries of a map, without the bytes that say how many there are."""
-    return memoryview(encoded)[1 if count < 16 else 3 if count < 2**16 else 5 :]

@@ -27,10 +27,11 @@ from headwater.storage.journal_place import place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs.checkpoint import Frozen, PackContext, Plan, Saved, save_checkpoint
 from headwater.storage.packs.compaction import DamagedPackError, Rewritten, forget_packs, rewrite_packs
-from headwater.storage.packs.manifest import Manifest, SavedManifest, is_large
+from headwater.storage.packs.manifest import Manifest, SavedManifest
 from headwater.storage.packs.pack import PackRun, pack_path
 from headwater.storage.packs.pack_set import PackSet
 from headwater.storage.packs.recovery import PACKS_NAME, Recovery, name_of
+from headwater.storage.packs.states import is_large
 from headwater.storage.stream_data import StreamData, memory_of
 from headwater.storage.worker import Job, Worker
 
