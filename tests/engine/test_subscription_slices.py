@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headwater.core.subscriptions import Config, make_config
+from headwater.engine.interpreter import GC_THRESHOLDS
 from headwater.engine.slices import Slices
-from headwater.http.server import GC_YOUNG_MAX
 from tests.engine.seams import ManualClock, ManualScheduler
 from tests.model.simulated_server import LEASE_MS, WAKE, SimulatedServer, pull
 
@@ -24,7 +24,7 @@ BUDGET_S = 0.05
 def _collect_garbage_as_the_server_does() -> Iterator[None]:
     """Otherwise a collection scans the objects of the whole test run within some iteration of the loop."""
     thresholds = gc.get_threshold()
-    gc.set_threshold(GC_YOUNG_MAX, 50, 50)
+    gc.set_threshold(*GC_THRESHOLDS)
     yield
     gc.set_threshold(*thresholds)
     gc.unfreeze()

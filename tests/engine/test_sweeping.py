@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from headwater.core.errors import StreamNotFound
+from headwater.engine import sweeper
 from headwater.engine.engine import TOUCH_SHARE, Engine
 from headwater.engine.quota import EngineLimits
 from headwater.engine.sweeper import SWEEP_MAX
@@ -113,6 +117,38 @@ def test_mass_expiry_runs_in_slices() -> None:
     assert len(rig.engine.catalog) == 11
     rig.scheduler.advance(1001)
     assert set(rig.engine.catalog.by_name) == {"kept"}
+
+
+def test_tick_either_sweeps_or_rebuilds_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes several milliseconds; together they would block the event loop for longer than a slice."""
+    monkeypatch.setattr(sweeper, "STALE_MIN", 10)
+    monkeypatch.setattr(sweeper, "SWEEP_MAX", 10)
+    rig = Rig(disk=False)
+    for number in range(100):
+        rig.put(f"n{number}", ttl_secs=1)
+    for number in range(100):
+        rig.put(f"deleted{number}", ttl_secs=1000)
+    for number in range(70):
+        rig.delete(f"deleted{number}")
+    swept = rig.engine._sweeper
+    steps: list[str] = []
+    for name in ("_take_back", "_rebuild"):
+        monkeypatch.setattr(swept, name, partial(record, steps, name, getattr(swept, name)))
+    sweep = swept.sweep
+    monkeypatch.setattr(swept, "sweep", lambda max_s: steps.append("sweep") or sweep(max_s))
+    rig.clock.at_ms += 1000
+    swept._tick()
+    while steps[-1] == "sweep":
+        assert steps == ["sweep"] * len(steps)
+        swept._tick()
+    assert len(steps) > 10
+    assert set(rig.engine.catalog.by_name) == {f"deleted{number}" for number in range(70, 100)}
+    assert swept.entries == 30
+
+
+def record(steps: list[str], name: str, step: Callable[[], bool]) -> bool:
+    steps.append(name)
+    return step()
 
 
 def test_reads_are_saved_once_per_share_of_the_window() -> None:

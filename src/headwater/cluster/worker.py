@@ -38,6 +38,7 @@ from headwater.cluster.tails import Tails
 from headwater.cluster.usage import SharedUsage
 from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
+from headwater.engine.interpreter import keep_responsive
 from headwater.engine.loop_lag import LoopLag
 from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
@@ -55,7 +56,6 @@ from headwater.http.server import (
     build_subscriptions,
     build_tls,
     open_telemetry,
-    spare_recovered_objects,
     sweep,
 )
 from headwater.storage.interface import StorageError
@@ -181,7 +181,7 @@ class ServingWorker:
             server = await loop.create_server(
                 lambda: RelayingConnection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
             )
-            spare_recovered_objects()
+            keep_responsive()
             if telemetry is not None:
                 telemetry.start(ServerCollector(context).collect)
             repeated = [asyncio.create_task(sweep(context)), asyncio.create_task(usage.run())]

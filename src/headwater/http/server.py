@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import ssl
@@ -24,6 +23,7 @@ from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
 from headwater.engine.fences import ClaimFences
+from headwater.engine.interpreter import keep_responsive
 from headwater.engine.loop_lag import LoopLag
 from headwater.engine.memory import memory_return
 from headwater.engine.namespaces import NamespaceLimits, NamespaceRule
@@ -54,7 +54,6 @@ log = logging.getLogger("headwater.server")
 
 SWEEP_S: Final = 0.5
 BACKLOG: Final = 4096
-GC_YOUNG_MAX: Final = 10_000
 
 
 class Reloader:
@@ -106,7 +105,7 @@ async def _serve(settings: Settings, reloader: Reloader, pause: StorePause | Non
     try:
         while not stop.is_set():
             async with serving(settings, open_files_max, reloader, pause) as address:
-                spare_recovered_objects()
+                keep_responsive()
                 await first_of(stop.wait(), *(() if pause is None else (pause.requested.wait(),)))
             if pause is not None and pause.requested.is_set() and not stop.is_set():
                 log.info("paused: a local command works on %s", settings.storage.data_dir)
@@ -130,14 +129,6 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
 
 def with_port(settings: Settings, port: int) -> Settings:
     return settings.model_copy(update={"server": settings.server.model_copy(update={"port": port})})
-
-
-def spare_recovered_objects() -> None:
-    """Keep the garbage collector from scanning what recovery built, and from running too often."""
-    gc.unfreeze()  # What an earlier recovery built before a pause.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_YOUNG_MAX, 50, 50)
 
 
 @asynccontextmanager

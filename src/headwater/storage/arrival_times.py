@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from headwater.storage.columns import shifted
+
 UNKNOWN_MS: Final = 0
 RUN_BYTES: Final = 12
 COUNT: Final = struct.Struct("<I")
@@ -55,8 +57,8 @@ class TimeTable:
             # Only the first run may have the time of the last one here.
             self.ends[-1] = shift + ends[0]
             first = 1
-        self.ends.extend([shift + end for end in ends[first:]])
-        self.times_ms.extend(times_ms[first:])
+        self.ends.extend(shifted(ends[first:], shift))
+        self.times_ms.extend(shifted(times_ms[first:], 0, "Q"))
 
     def encoded(self) -> bytes:
         return b"".join((COUNT.pack(len(self.ends)), little_endian(self.ends), little_endian(self.times_ms)))

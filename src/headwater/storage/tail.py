@@ -112,14 +112,16 @@ class Tail:
         return [end - start for start, end in zip(starts, ends, strict=True)]
 
     def arrivals(self, index: int, end_index: int) -> list[TimeRun]:
-        runs: list[TimeRun] = []
+        return list(self.time_runs(index, end_index))
+
+    def time_runs(self, index: int, end_index: int) -> Iterator[TimeRun]:
+        """The same one by one: there may be as many runs as messages."""
         run = bisect_right(self._time_runs, index, key=self._run_end)
         while index < end_index:
             end = min(self.times[2 * run], end_index)
-            runs.append(TimeRun(end - index, self.times[2 * run + 1]))
+            yield TimeRun(end - index, self.times[2 * run + 1])
             index = end
             run += 1
-        return runs
 
     def first_since(self, at_ms: int) -> int:
         """The index of the first message that arrived at `at_ms` or later; the end if there is none."""

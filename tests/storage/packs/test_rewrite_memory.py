@@ -1,13 +1,19 @@
-"""Rewriting packs does not leave the copied pages mapped in the process."""
+"""Checkpoints and rewrites of packs need little memory, and copy little in one call."""
 
 from __future__ import annotations
 
 import re
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from headwater.core.records import Create
-from headwater.storage.filesystem import RealFilesystem
+import pytest
+
+from headwater.core.records import Append, Create
+from headwater.storage.filesystem import Bytes, FileAppender, RealFilesystem
 from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.packs import pack
 from headwater.storage.packs.compaction import rewrite_packs
 from headwater.storage.packs.pack_set import Rewrite
 from headwater.storage.packs.pack_store import file_storage
@@ -42,3 +48,53 @@ def test_rewrite_frees_pages_as_it_proceeds(tmp_path: Path) -> None:
     most = max(mapped_bytes() for _ in job)
     assert most - before < STREAMS * MIB // 4
     storage.close()
+
+
+def test_index_of_many_small_messages_is_made_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of all ends would take 40 bytes per message, and hold the interpreter while it is converted and freed."""
+    largest_write = 0
+    write_whole = pack.write_whole
+
+    def watched(file: FileAppender, data: Bytes) -> None:
+        nonlocal largest_write
+        largest_write = max(largest_write, len(data))
+        write_whole(file, data)
+
+    monkeypatch.setattr(pack, "write_whole", watched)
+    messages = 500_000
+    settings = StoreSettings(reserve_bytes=0, fanout=10**6, hot_tail_bytes=10**9, segment_bytes=2**27, big_bytes=2**30)
+    storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=settings)
+    server = Server(storage)
+    create = Create(1, "s", 1, "text/plain")
+    server.catalog.apply(create)
+    server.commit([create], set())
+    for number in (1, 2):
+        stream = server.catalog.by_id[1]
+        for at_ms in range(20):
+            append = Append(1, at_ms, stream.message_index, stream.byte_position, b"x" * 25_000, (1,) * 25_000)
+            server.catalog.apply(append)
+            server.commit([append], set())
+        assert stream.message_index == number * messages
+        storage.checkpoint_soon()
+        with memory_limit(20 * messages):
+            maintain_until(storage, server.image, lambda packs=number: storage.parts()["packs"] == packs)
+    context = packs_of(storage)._context
+    assert context is not None
+    infos = tuple(packs_of(storage).pack_set._infos.values())
+    with memory_limit(20 * 2 * messages):
+        for _ in rewrite_packs(context, Rewrite(infos, 1)):
+            pass
+    assert largest_write < 2 * MIB
+    storage.close()
+
+
+@contextmanager
+def memory_limit(limit: int) -> Iterator[None]:
+    """Assert that no more than this is allocated at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < limit

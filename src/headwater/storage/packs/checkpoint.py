@@ -11,7 +11,6 @@ deletion removes depends on the forks that exist at that moment.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Generator
 from operator import itemgetter
 from pathlib import Path
@@ -23,6 +22,7 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Delete, Document, Image
 from headwater.storage import extents
 from headwater.storage.arrival_times import TimeTable
+from headwater.storage.columns import shifted
 from headwater.storage.extents import Extent
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.journal.frames import read_batch
@@ -162,17 +162,17 @@ def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
     index, position = tail.index, tail.position
     size = tail.size
     if 0 < size <= EXTENT_MAX_BYTES:
-        distances = array("I", [end - position for end in tail.ends])
+        distances = shifted(tail.ends, -position)
         pieces = tail.views(position, tail.end_position)
-        times = TimeTable(tail.arrivals(index, tail.end_index))
+        times = TimeTable(tail.time_runs(index, tail.end_index))
         return [packs.writer(size).add(stream_id, index, position, pieces, distances, times)]
     saved = []
     while index < tail.end_index:
         end_index, end_position = tail.cut(index, position, tail.end_index, EXTENT_MAX_BYTES)
         ends = tail.ends[index - tail.index : end_index - tail.index]
-        distances = array("I", [end - position for end in ends])
+        distances = shifted(ends, -position)
         pieces = tail.views(position, end_position)
-        times = TimeTable(tail.arrivals(index, end_index))
+        times = TimeTable(tail.time_runs(index, end_index))
         saved.append(packs.writer(end_position - position).add(stream_id, index, position, pieces, distances, times))
         index, position = end_index, end_position
     return saved

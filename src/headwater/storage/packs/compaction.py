@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from headwater.storage import extents
 from headwater.storage.arrival_times import TimeTable, read_table, unknown_times
+from headwater.storage.columns import shifted
 from headwater.storage.extents import Extent
 from headwater.storage.interface import CorruptError
 from headwater.storage.packs.checkpoint import PackContext, PackPair
@@ -134,7 +135,7 @@ def _merge(fresh: PackPair, sources: dict[int, Pack], stream_id: int, group: lis
         theirs = view[index_at:times_at]
         shift = extent.position - first.position
         if shift:
-            ends.extend([end + shift for end in theirs.cast("I")])
+            ends.extend(shifted(theirs.cast("I"), shift))
         else:
             ends.frombytes(theirs)
         times.join(read_table(view, times_at) if pack.has_times else unknown_times(extent.messages))

@@ -127,21 +127,14 @@ class PackWriter:
         buffer = self._buffer
         offset = self._flushed + len(buffer)
         for piece in pieces:
-            if len(piece) <= _FLUSH_BYTES:
-                buffer += piece
-            else:
-                # In slices, so that no more than one flush is held twice in memory.
-                for start in range(0, len(piece), _FLUSH_BYTES):
-                    buffer += piece[start : start + _FLUSH_BYTES]
-                    self._flush()
+            self._put(piece)
         length = self._flushed + len(buffer) - offset
         assert ends[-1] == length
         assert times.ends[-1] == len(ends)
         buffer += _PADDING[-len(buffer) % 4]
-        buffer += ends.tobytes()
-        buffer += times.encoded()
-        if len(buffer) >= _FLUSH_BYTES:
-            self._flush()
+        self._put(memoryview(ends).cast("B"))
+        self._put(times.encoded())
+        self._flush()
         self._directory += _ENTRY.pack(stream_id, offset, index, position, len(ends), length)
         self._data_bytes += length
         return Extent(self.number, offset, index, position, len(ends), length)
@@ -165,7 +158,8 @@ class PackWriter:
             crc32(self._directory),
         )
         checksum = crc32(trailer)
-        write_whole(self._file, b"".join((checksums, self._directory, trailer, _CHECKSUM.pack(checksum))))
+        for part in (checksums, self._directory, trailer + _CHECKSUM.pack(checksum)):
+            write_whole(self._file, part)
         self._file.sync()
         self._file.close()
         size = directory_at + len(self._directory) + _TRAILER_BYTES
@@ -176,6 +170,15 @@ class PackWriter:
         with suppress(OSError):
             self._file.close()
             self._filesystem.unlink(self._path)
+
+    def _put(self, data: Bytes) -> None:
+        """In slices, so that no more than one flush is held twice in memory, nor copied in one call."""
+        if len(data) <= _FLUSH_BYTES:
+            self._buffer += data
+            return
+        for start in range(0, len(data), _FLUSH_BYTES):
+            self._buffer += data[start : start + _FLUSH_BYTES]
+            self._flush()
 
     def _flush(self, *, everything: bool = False) -> None:
         if len(self._buffer) < _FLUSH_BYTES and not everything:

@@ -1,0 +1,27 @@
+"""Settings of the Python interpreter that keep the event loop responsive.
+
+Both the garbage collector and other threads hold the interpreter lock, and the event loop waits for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Final
+
+GC_THRESHOLDS: Final = (10_000, 5, 500)
+"""New objects before a collection scans them: about 2 ms. After five of these, a collection scans the survivors of all
+five, which must stay short too. A full collection, whose length has no limit, is as rare as 25,000,000 new objects, and
+runs only when the number of objects has grown by a quarter."""
+SWITCH_S: Final = 0.001
+"""How long the event loop waits until a thread that computes (a checkpoint, compression) must let it continue. It waits
+again in each callback, so the default of 5 ms adds up."""
+
+
+def keep_responsive() -> None:
+    """Call this after recovery: the garbage collector does not scan what exists by then."""
+    gc.unfreeze()  # What an earlier recovery built before a pause.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_S)

@@ -1,0 +1,21 @@
+"""Columns of numbers, computed in pieces.
+
+A list of a million numbers takes ten times the memory of its array, and the interpreter lock is held while the list is
+converted and while it is freed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, Literal
+
+NUMBERS_AT_ONCE: Final = 65_536
+
+
+def shifted(numbers: Sequence[int], by: int, type_: Literal["I", "Q"] = "I") -> array[int]:
+    """Each of the numbers plus `by`."""
+    column = array(type_)
+    for start in range(0, len(numbers), NUMBERS_AT_ONCE):
+        column.fromlist([number + by for number in numbers[start : start + NUMBERS_AT_ONCE]])
+    return column
