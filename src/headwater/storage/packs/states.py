@@ -24,7 +24,8 @@ LARGE_BYTES: Final = 64 * 1024
 """A smaller state is decoded in one call. An entry of the map of producers takes at least 20 bytes."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Image | Document).decode
+_DECODER: Final[msgspec.msgpack.Decoder[Image | Document]] = msgspec.msgpack.Decoder(Image | Document)
+_decode = _DECODER.decode
 _decode_parts = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _FIELDS: Final = Image.__struct_fields__
 _PRODUCERS_AT: Final = 1 + _FIELDS.index("producers")
