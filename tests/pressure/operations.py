@@ -413,6 +413,12 @@ def checkpoints(load: Load) -> None:
     load.many(("POST", path, TEXT, b"c" * 50_000) for _ in range(100))
 
 
+def checkpoint_messages(load: Load) -> None:
+    """Appends until half of the hot tail is unsaved, and while the index of many one-byte messages is saved."""
+    load.must("PUT", "/v1/stream/other", TEXT)
+    load.many(("POST", "/v1/stream/other", TEXT, b"c" * 50_000) for _ in range(load.size(600, 20)))
+
+
 def expiring(load: Load) -> None:
     """Many streams that expire in the same second."""
     count = load.size(20_000)
@@ -528,6 +534,14 @@ OPERATIONS: tuple[Operation, ...] = (
         "file-durable",
         SMALL_SEGMENTS,
         0.05,
+    ),
+    Operation(
+        "checkpoint-messages",
+        "a checkpoint of 2,000,000 one-byte messages",
+        checkpoint_messages,
+        tiny_messages,
+        "file-durable",
+        share=0.05,
     ),
     _memory("expiry", "20,000 streams that expire together", expiring, share=0.4),
     _memory("follow-many", "20,000 streams over one connection", follow_many, many_to_follow, share=0.1),
