@@ -81,15 +81,17 @@ def decode_state(encoded: bytes | memoryview) -> Image | Document:
     if len(encoded) < LARGE_BYTES:
         return _decode(encoded)
     parts = _decode_parts(encoded)
-    if parts[0] != _TAG or len(parts) <= _PRODUCERS_AT:
+    if bytes(parts[0]) != _TAG or len(parts) <= _PRODUCERS_AT:
         return _decode(encoded)
     stored = _decode_producers(parts[_PRODUCERS_AT])
     parts[_PRODUCERS_AT] = _NO_PRODUCERS
     image = _decode(_encode(parts))
     assert isinstance(image, Image)
-    producers = {
-        id_: ProducerState(state.epoch, state.seq, state.digests, state.used_ms) for id_, state in stored.items()
-    }
+    producers: dict[str, ProducerState] = {}
+    for id_ in list(stored):
+        # Freed one by one: to free all of them at once takes as long as ten milliseconds.
+        state = stored.pop(id_)
+        producers[id_] = ProducerState(state.epoch, state.seq, state.digests, state.used_ms)
     return msgspec.structs.replace(image, producers=producers)
 
 
