@@ -19,6 +19,9 @@ from tests.http.raw import RawConnection, encode
 from tests.pressure.load import JSON, MIB, TEXT, Load, Operation, no_preparation
 from tests.waiting import wait_until
 
+CHECKPOINT_S = 1.0
+"""Long enough for the checkpoint that an operation began."""
+
 # -- appending
 
 
@@ -411,12 +414,14 @@ def checkpoints(load: Load) -> None:
     """Appends that roll segments while a stream with many producers is checkpointed."""
     path = "/v1/stream/producers"
     load.many(("POST", path, TEXT, b"c" * 50_000) for _ in range(100))
+    time.sleep(CHECKPOINT_S)
 
 
 def checkpoint_messages(load: Load) -> None:
     """Appends until half of the hot tail is unsaved, and while the index of many one-byte messages is saved."""
     load.must("PUT", "/v1/stream/other", TEXT)
     load.many(("POST", "/v1/stream/other", TEXT, b"c" * 50_000) for _ in range(load.size(600, 20)))
+    time.sleep(CHECKPOINT_S)
 
 
 def expiring(load: Load) -> None:
