@@ -132,10 +132,8 @@ def test_tick_either_sweeps_or_rebuilds_the_heap(monkeypatch: pytest.MonkeyPatch
         rig.delete(f"deleted{number}")
     swept = rig.engine._sweeper
     steps: list[str] = []
-    for name in ("_take_back", "_rebuild"):
+    for name in ("sweep", "_take_back", "_rebuild"):
         monkeypatch.setattr(swept, name, partial(record, steps, name, getattr(swept, name)))
-    sweep = swept.sweep
-    monkeypatch.setattr(swept, "sweep", lambda max_s: steps.append("sweep") or sweep(max_s))
     rig.clock.at_ms += 1000
     swept._tick()
     while steps[-1] == "sweep":
@@ -146,9 +144,9 @@ def test_tick_either_sweeps_or_rebuilds_the_heap(monkeypatch: pytest.MonkeyPatch
     assert swept.entries == 30
 
 
-def record(steps: list[str], name: str, step: Callable[[], bool]) -> bool:
+def record(steps: list[str], name: str, step: Callable[..., bool], *arguments: float) -> bool:
     steps.append(name)
-    return step()
+    return step(*arguments)
 
 
 def test_reads_are_saved_once_per_share_of_the_window() -> None:

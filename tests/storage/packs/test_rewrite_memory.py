@@ -6,13 +6,14 @@ import re
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headwater.core.records import Append, Create
-from headwater.storage.filesystem import Bytes, FileAppender, RealFilesystem
-from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.filesystem import Bytes, FileAppender, RealFilesystem, write_whole
+from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs import pack
 from headwater.storage.packs.compaction import rewrite_packs
 from headwater.storage.packs.pack_set import Rewrite
@@ -53,7 +54,6 @@ def test_rewrite_frees_pages_as_it_proceeds(tmp_path: Path) -> None:
 def test_index_of_many_small_messages_is_made_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of all ends would take 40 bytes per message, and hold the interpreter while it is converted and freed."""
     largest_write = 0
-    write_whole = pack.write_whole
 
     def watched(file: FileAppender, data: Bytes) -> None:
         nonlocal largest_write
@@ -77,7 +77,7 @@ def test_index_of_many_small_messages_is_made_in_pieces(tmp_path: Path, monkeypa
         assert stream.message_index == number * messages
         storage.checkpoint_soon()
         with memory_limit(20 * messages):
-            maintain_until(storage, server.image, lambda packs=number: storage.parts()["packs"] == packs)
+            maintain_until(storage, server.image, partial(has_packs, storage, number))
     context = packs_of(storage)._context
     assert context is not None
     infos = tuple(packs_of(storage).pack_set._infos.values())
@@ -86,6 +86,10 @@ def test_index_of_many_small_messages_is_made_in_pieces(tmp_path: Path, monkeypa
             pass
     assert largest_write < 2 * MIB
     storage.close()
+
+
+def has_packs(storage: JournaledStorage, number: int) -> bool:
+    return storage.parts()["packs"] == number
 
 
 @contextmanager
