@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from headwater.client import Client
@@ -76,9 +78,9 @@ def test_pipelined_responses_of_several_workers_are_in_order() -> None:
         assert at == sorted(at)
 
 
-def _connections(client: httpx.Client, worker: int) -> float:
+def _sample(client: httpx.Client, name: str) -> float:
     samples = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[:1] != "#")
-    return float(samples[f'headwater_worker_connections{{worker="{worker}"}}'])
+    return float(samples[name])
 
 
 def test_connection_moves_to_the_owner_of_its_stream_with_its_pending_request() -> None:
@@ -88,7 +90,7 @@ def test_connection_moves_to_the_owner_of_its_stream_with_its_pending_request() 
         others = [opened.enter_context(_client(server)) for _ in range(8)]
         for number, other in enumerate(others):
             other.post(f"/v1/stream/{name}", headers=TEXT, content=f"{number},").raise_for_status()
-        assert _connections(client, 1) >= 8
+        assert _sample(client, 'headwater_worker_connections{worker="1"}') >= 8
         # A moved connection still reaches the streams of every worker.
         for number, other in enumerate(others):
             _create(other, f"after{number}", "x")
@@ -181,6 +183,67 @@ def test_streams_of_other_workers_are_served_while_one_is_stopped(tmp_path: Path
             wait_for_restart(server, {second.pid}, 2)
             assert _text(client, other) == "there"
         assert first.pid in before & {process.pid for process in processes(server)}
+
+
+def test_streams_of_a_dead_worker_are_503_after_a_bounded_wait_and_others_are_served(tmp_path: Path) -> None:
+    settings = {"DS_SERVER__WORKERS": "2", "DS_SERVER__WORKER_WAIT_SECS": "0.5", **DURABLE}
+    with serve(directory=tmp_path, **settings) as server, _client(server) as client:
+        here, there = name_in(0, 2), name_in(1, 2)
+        _create(client, there, "there")
+        _create(client, here, "here")
+        supervisor, dead = psutil.Process(server.pid), process_of(server, 1)
+        # A stopped supervisor cannot restart the worker.
+        supervisor.suspend()
+        try:
+            dead.kill()
+            with _client(server) as other:
+                for method in ("GET", "POST"):
+                    began_s = time.monotonic()
+                    refused = other.request(
+                        method, f"/v1/stream/{there}", headers=TEXT, content=b"x"[: method == "POST"]
+                    )
+                    assert refused.status_code == 503, refused.text
+                    assert refused.json()["code"] == "worker_unavailable"
+                    assert int(refused.headers["retry-after"]) >= 1
+                    assert 0.4 < time.monotonic() - began_s < 5
+                    assert _text(other, here) == "here"
+                not_ready = other.get("/readyz")
+                assert (not_ready.status_code, "worker 1" in not_ready.text) == (503, True)
+                assert _sample(other, 'headwater_worker_up{worker="1"}') == 0
+        finally:
+            supervisor.resume()
+        wait_for_restart(server, {dead.pid}, 2)
+        with _client(server) as other:
+            assert _text(other, there) == "there"
+
+
+def test_metrics_are_summed_and_reported_for_each_worker() -> None:
+    with serve(DS_SERVER__WORKERS="3") as server, _client(server) as client:
+        names = [name_in(worker, 3, "metered") for worker in (0, 1, 1, 2)]
+        for number, name in enumerate(names):
+            client.put(f"/v1/stream/{name}", headers=TEXT).raise_for_status()
+            client.post(f"/v1/stream/{name}", headers=TEXT, content=str(number).encode()).raise_for_status()
+        assert [_sample(client, f'headwater_worker_appends_total{{worker="{number}"}}') for number in range(3)] == [
+            1,
+            2,
+            1,
+        ]
+        assert _sample(client, "headwater_appends_total") == 4
+        streams = [_sample(client, f'headwater_worker_streams{{worker="{number}"}}') for number in range(3)]
+        assert sum(streams) == _sample(client, "headwater_streams")
+
+
+def test_metrics_and_readiness_do_not_wait_for_a_stopped_worker(tmp_path: Path) -> None:
+    settings = {"DS_SERVER__WORKERS": "2", "DS_SERVER__WORKER_TIMEOUT_SECS": "60", **DURABLE}
+    with serve(directory=tmp_path, **settings) as server:
+        stopped = process_of(server, 1)
+        stopped.suspend()
+        try:
+            with _client(server) as client:
+                assert _sample(client, 'headwater_worker_up{worker="1"}') == 0
+                assert "did not respond" in client.get("/readyz").text
+        finally:
+            stopped.resume()
 
 
 def test_death_of_a_worker_ends_a_server_in_memory() -> None:

@@ -33,6 +33,8 @@ from headwater.http.request import Request
 from headwater.http.responses import Response
 from headwater.http.routing import Route
 
+ANSWER_S: Final = 1.0
+"""How long metrics and readiness wait for a worker that does not respond."""
 _MAXIMUM: Final = frozenset(("headwater_clock_drift_seconds", "headwater_clock_jumps_total", "process_max_fds"))
 _MINIMUM: Final = frozenset(("headwater_ready", "process_start_time_seconds"))
 _ONCE: Final = frozenset(("headwater_build_info",))
@@ -117,8 +119,9 @@ class Gathering:
 
     async def _text_of(self, worker: int) -> str | None:
         try:
-            text: str = await self._relay.peers.ask(worker, "metrics")
-        except PeerLostError:
+            async with asyncio.timeout(ANSWER_S):
+                text: str = await self._relay.peers.ask(worker, "metrics")
+        except (PeerLostError, TimeoutError):
             return None
         return text
 
@@ -129,9 +132,12 @@ class Gathering:
     async def _ready(self, context: Context, address: Address) -> Response:
         for worker in self._workers():
             try:
-                reason: str = await self._relay.peers.ask(worker, "not-ready")
+                async with asyncio.timeout(ANSWER_S):
+                    reason: str = await self._relay.peers.ask(worker, "not-ready")
             except PeerLostError:
                 reason = "it is being restarted"
+            except TimeoutError:
+                reason = f"it did not respond within {ANSWER_S:g} s"
             if reason:
                 return render_ready(f"worker {worker}: {reason}")
         return render_ready("")

@@ -16,11 +16,15 @@ import msgspec
 
 from headwater.cluster import frames
 from headwater.cluster.frames import HEADER
+from headwater.core.errors import Refusal, WorkerUnavailable
 
 log = logging.getLogger("headwater.cluster")
 
 WRITE_BUFFER_BYTES: Final = 1024 * 1024
 """Unsent frames beyond which the responses that a worker relays are paused."""
+
+RETRY: Final = (("Retry-After", "1"),)
+"""Header of the responses to requests that failed because of another worker."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -177,7 +181,7 @@ class Peer(asyncio.Protocol):
         self._transport.abort()
 
     async def ask(self, question: str, arguments: object = None) -> Any:
-        """The other worker's answer. Raises `PeerLostError` if it ends before."""
+        """The other worker's answer. Raises `PeerLostError` if it ends before, and a refusal if it has no answer."""
         if self.is_lost:
             raise PeerLostError(f"worker {self.worker} ended")
         self._last_number += 1
@@ -227,7 +231,11 @@ class Peer(asyncio.Protocol):
         elif kind == frames.ANSWER:
             future = self._asked.get(number)
             if future is not None and not future.done():
-                future.set_result(_decode(payload))
+                problem, answer = _decode(payload)
+                if problem:
+                    future.set_exception(WorkerUnavailable(f"Worker {self.worker} could not answer: {problem}", RETRY))
+                else:
+                    future.set_result(answer)
         else:
             self._on_rare_frame(kind, number, payload)
 
@@ -262,8 +270,15 @@ class Peer(asyncio.Protocol):
 
     async def _answer(self, number: int, payload: bytes) -> None:
         question, arguments = _decode(payload)
-        answer = await self._peers.answer(self.worker, question, arguments)
-        self.send(frames.ANSWER, number, _encode(answer))
+        problem, answer = "", None
+        try:
+            answer = await self._peers.answer(self.worker, question, arguments)
+        except Refusal as refusal:
+            problem = refusal.detail
+        except Exception:
+            log.exception("the question %r of worker %d failed unexpectedly", question, self.worker)
+            problem = "An unexpected error occurred; its log has the details."
+        self.send(frames.ANSWER, number, _encode((problem, answer)))
 
 
 class Peers:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from headwater.cluster import frames
-from headwater.cluster.peers import Peer, PeerLostError, Peers
+from headwater.cluster.peers import RETRY, Peer, PeerLostError, Peers
 from headwater.core.errors import WorkerUnavailable
 from headwater.http.connection import Connection
 from headwater.http.context import Context
@@ -25,7 +25,6 @@ from headwater.http.responses import Channel
 from headwater.http.routing import Handler, Router
 from headwater.http.states import IDLE, LIVE
 
-RETRY_AFTER_S: Final = 1
 MOVE_AFTER: Final = 16
 """Number of consecutive requests for streams of one other worker after which a connection moves again."""
 MOVED_MAX_BYTES: Final = 32 * 1024
@@ -355,7 +354,7 @@ def client_name(channel: Channel | None) -> bytes:
 def unavailable(worker: int, wait_s: float) -> WorkerUnavailable:
     return WorkerUnavailable(
         f"Worker {worker}, which owns this stream, was not restarted within {wait_s:g} seconds. Try again.",
-        (("Retry-After", str(RETRY_AFTER_S)),),
+        RETRY,
     )
 
 
