@@ -115,16 +115,22 @@ class LinkedWorkers:
     def send(self, number: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         assert messages.send(self._controls[number], message, descriptors)
 
-    async def connect(self, link: Link) -> None:
-        """Connect the workers as after a restart; an earlier link is replaced, and not closed."""
+    async def connect(self, link: Link, *, can_move: bool = False) -> None:
+        """Connect the workers as after a restart; an earlier link is replaced, and not closed.
+
+        Connections of clients do not move unless they can, so that every request is relayed.
+        """
         self.link = link
+        moves = messages.pair()
         for number in range(2):
-            # Connections of clients cannot move, so that every request is relayed.
-            moves, closed = messages.pair()
-            closed.close()
-            self.send(number, messages.Connect(1 - number), (link.ends[number].fileno(), moves.fileno()))
-            moves.close()
+            given, closed = (moves[number], None) if can_move else messages.pair()
+            if closed is not None:
+                closed.close()
+            self.send(number, messages.Connect(1 - number), (link.ends[number].fileno(), given.fileno()))
+            given.close()
             link.ends[number].close()
+        for end in moves:
+            end.close()
         await asyncio.sleep(0)
 
     async def _wait_for(self, number: int, wanted: type[messages.Message]) -> None:

@@ -89,6 +89,19 @@ def test_requests_relayed_while_their_worker_begins_to_drain_get_their_own_respo
     _run(test)
 
 
+def test_connection_that_is_handed_over_to_a_draining_worker_gets_its_response() -> None:
+    async def test(workers: LinkedWorkers) -> None:
+        await _create(workers, *THERE)
+        await workers.connect(Link(), can_move=True)
+        await asyncio.sleep(0.05)
+        workers.send(1, messages.Drain())
+        await asyncio.sleep(0.05)
+        assert await _append(workers, THERE[0], "p") == 200
+        assert await _read(workers, THERE[0]) == (200, f"content of {THERE[0]}<p>".encode())
+
+    _run(test)
+
+
 def test_response_of_a_replaced_connection_is_dropped() -> None:
     async def test(workers: LinkedWorkers) -> None:
         await _create(workers, *THERE)

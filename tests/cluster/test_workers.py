@@ -327,3 +327,25 @@ def test_many_streams_are_followed_by_their_changes() -> None:
         client.stream("m/3").append(1)
         found = next(following)
         assert (found.name, found.batch.values) == ("m/3", [1])
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_relayed_requests_use_the_headers_of_trusted_proxies_only(trusted: bool) -> None:
+    forwarded = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "example.com"}
+    settings = {"DS_SERVER__TRUSTED_PROXIES": "127.0.0.1"} if trusted else {}
+    with (
+        serve(DS_SERVER__WORKERS="3", DS_LOG__RUST_LOG="debug", **settings) as server,
+        _client(server) as client,
+    ):
+        names = [name_in(worker, 3, "proxied") for worker in range(3)]
+        fork = name_in(1, 3, "proxied-fork")
+        wanted = "https://example.com" if trusted else server.url
+        for name in names:
+            assert _create(client, name, **forwarded).headers["location"] == f"{wanted}/v1/stream/{name}"
+        made = _create(client, fork, **forwarded, **{"Stream-Forked-From": f"/v1/stream/{names[2]}"})
+        assert made.headers["location"] == f"{wanted}/v1/stream/{fork}"
+        for name in (*names, fork):
+            server.wait_for_log(f"path=/v1/stream/{name} ")
+            lines = [line for line in server.log().splitlines() if f"path=/v1/stream/{name} " in line]
+            assert all(("client=203.0.113.9" in line) == trusted for line in lines), lines
+            assert all("client=" in line for line in lines), lines

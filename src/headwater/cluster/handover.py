@@ -36,6 +36,11 @@ class HandedConnection(RelayingConnection):
         if not transport.is_closing():
             self.data_received(first)
 
+    def drain(self) -> None:
+        self._is_last = True
+        if not self._first:  # Otherwise the request that it was handed over with is answered first.
+            super().drain()
+
 
 class HandOver:
     """The sockets over which connections move between this worker and the others."""

@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
             self._parser.refuse(refusal)
             self._serve()
         elif self._context.draining:
-            self.close()
+            self.drain()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._writing = WRITING[self._writing][CLOSE]
