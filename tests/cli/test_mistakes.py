@@ -250,6 +250,10 @@ def test_url_without_a_scheme_is_reported_with_the_valid_schemes(run: Run, comma
     reports(run(*command, "--url", "localhost:4437"), "localhost:4437", "http://")
 
 
+def test_https_to_a_server_without_tls_says_which_scheme_to_use(run: Run, server: Server) -> None:
+    reports(run("ls", "--url", server.url.replace("http://", "https://")), "does not use TLS", "http://")
+
+
 @pytest.mark.parametrize("name", ["ls", "create", "append", "read", "tail", "head", "close", "fork", "delete"])
 def test_server_of_another_protocol_is_recognized(run: Run, server: Server, name: str) -> None:
     reports(run(*STREAMS[name], "--url", f"{server.url}/ui/elsewhere"))

@@ -87,6 +87,8 @@ def client_errors(url: str) -> Iterator[None]:
     try:
         yield
     except ConnectError as error:
+        if "WRONG_VERSION_NUMBER" in str(error):
+            raise CommandError(f"the server at {url} does not use TLS; begin its URL with http://") from None
         raise CommandError(f"{error}; check that a server is running there (`headwater serve` starts one)") from None
     except InvalidRequestError as error:
         raise CommandError(str(error), USAGE) from None
