@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, OffsetToken, parse_token, same_place, spell
+from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, OffsetToken, format_token, parse_token, same_offset
 
 parts = st.integers(min_value=0, max_value=2**64 - 1)
 offsets = st.builds(Offset, parts, parts)
@@ -24,14 +24,14 @@ def test_token_parses_to_its_offset(offset: Offset) -> None:
 
 @given(offsets, parts)
 def test_a_token_of_three_parts_names_the_incarnation(offset: Offset, incarnation: int) -> None:
-    text = spell(offset.message_index, offset.byte_position, incarnation)
+    text = format_token(offset.message_index, offset.byte_position, incarnation)
     assert text == f"{offset}_{incarnation:016x}"
     assert parse_token(text) == OffsetToken(offset, incarnation)
 
 
 @given(offsets, offsets, parts)
 def test_tokens_of_three_parts_sort_with_those_of_two(a: Offset, b: Offset, incarnation: int) -> None:
-    new = spell(b.message_index, b.byte_position, incarnation)
+    new = format_token(b.message_index, b.byte_position, incarnation)
     assert (str(a) < new) == (a <= b)
     assert (new < str(a)) == (b < a)
 
@@ -43,17 +43,17 @@ def test_tokens_of_three_parts_sort_with_those_of_two(a: Offset, b: Offset, inca
         (None, str(ZERO), False),
         ("-1", "-1", True),
         ("-1", str(ZERO), False),
-        (str(ZERO), spell(0, 0, 7), True),
-        (spell(0, 0, 7), str(ZERO), True),
-        (spell(0, 0, 7), spell(0, 0, 7), True),
-        (spell(0, 0, 7), spell(0, 0, 8), False),
-        (spell(0, 0, 7), str(Offset(1, 1)), False),
+        (str(ZERO), format_token(0, 0, 7), True),
+        (format_token(0, 0, 7), str(ZERO), True),
+        (format_token(0, 0, 7), format_token(0, 0, 7), True),
+        (format_token(0, 0, 7), format_token(0, 0, 8), False),
+        (format_token(0, 0, 7), str(Offset(1, 1)), False),
     ],
 )
 def test_tokens_with_and_without_incarnation_are_the_same_position(
     one: str | None, other: str | None, same: bool
 ) -> None:
-    assert same_place(one, other) is same
+    assert same_offset(one, other) is same
 
 
 @given(offsets, offsets)

@@ -240,7 +240,7 @@ def a_fork() -> StreamState:
     """A fork of `a` at token `t` with sub-offset 2 and the source's TTL of 60 s."""
     source = decide_create(asked(ttl_secs=60, body=b"12345"), 1, NOW)
     request = asked(None, fork=ForkRequest("a", "t", 2))
-    point = ForkPoint(1, "a", 1, 2, asked_offset="t", asked_sub_offset=2)
+    point = ForkPoint(1, "a", 1, 2, requested_offset="t", requested_sub_offset=2)
     return installed(source, decide_fork(request, installed(source), point, 2, NOW))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.core.errors import Conflict, InvalidOffset, OffsetGone, Refusal, StreamRecreated
-from headwater.core.offsets import ZERO, Offset, spell
+from headwater.core.offsets import ZERO, Offset, format_token
 from headwater.engine.stream import LiveStream
 from tests.engine.rig import Rig
 
@@ -28,7 +28,7 @@ def fork_of(rig: Rig, name: str, source: LiveStream, offset: Offset) -> LiveStre
 
 
 def token(stream: LiveStream, index: int, position: int) -> str:
-    return spell(index, position, stream.id)
+    return format_token(index, position, stream.id)
 
 
 def resolve(rig: Rig, stream: LiveStream, text: str) -> Offset:
@@ -69,8 +69,8 @@ def test_a_fork_accepts_the_offsets_of_its_source_up_to_the_fork_point(rig: Rig)
     fork = fork_of(rig, "fork", source, Offset(2, 6))
     rig.post("fork", b"drei!")
     for place in (ZERO, Offset(1, 3), Offset(2, 6)):
-        assert resolve(rig, fork, spell(place.message_index, place.byte_position, source.id)) == place
-        assert resolve(rig, fork, spell(place.message_index, place.byte_position, fork.id)) == place
+        assert resolve(rig, fork, format_token(place.message_index, place.byte_position, source.id)) == place
+        assert resolve(rig, fork, format_token(place.message_index, place.byte_position, fork.id)) == place
     assert resolve(rig, fork, token(fork, 3, 11)) == Offset(3, 11)
     with pytest.raises(InvalidOffset, match="lies after the point where"):
         resolve(rig, fork, token(source, 3, 11))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headwater.core.errors import Refusal, SequenceGap, StreamClosed
-from headwater.core.offsets import ZERO, Offset, spell
+from headwater.core.offsets import ZERO, Offset, format_token
 from headwater.core.records import Image
 from headwater.engine.reading import ReadChunk
 from headwater.engine.stream import LiveStream
@@ -97,8 +97,12 @@ def test_an_etag_differs_with_incarnation_start_end_and_closure() -> None:
 
 
 def test_an_offset_header_is_spelled_as_the_token() -> None:
-    assert next_offset(7, 1, 255) == header("Stream-Next-Offset", spell(1, 255, 7))
-    assert offset_text(7, Offset(1, 255)) == spell(1, 255, 7) == "0000000000000001_00000000000000ff_0000000000000007"
+    assert next_offset(7, 1, 255) == header("Stream-Next-Offset", format_token(1, 255, 7))
+    assert (
+        offset_text(7, Offset(1, 255))
+        == format_token(1, 255, 7)
+        == "0000000000000001_00000000000000ff_0000000000000007"
+    )
 
 
 @pytest.mark.parametrize("origin", [b"https://a.example", b"null"])

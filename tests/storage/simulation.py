@@ -37,7 +37,7 @@ TINY = StoreSettings(
     fanout=3,
     open_packs_max=3,
     manifest_floor_bytes=2048,
-    look_every=1,
+    clock_check_every=1,
 )
 """So small that a few dozen appends start segments, make checkpoints, merge packs and rewrite the manifest."""
 

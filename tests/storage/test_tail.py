@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from headwater.storage import tail as module
-from headwater.storage.tail import SHARED_MAX_BYTES, WHOLE_BYTES, Tail
+from headwater.storage.tail import OWN_BLOCK_BYTES, SHARED_MAX_BYTES, Tail
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_reads_cuts_and_drops_match_the_plain_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_BYTES", 2_560)
-    monkeypatch.setattr(module, "WHOLE_BYTES", 640)
+    monkeypatch.setattr(module, "OWN_BLOCK_BYTES", 640)
     monkeypatch.setattr(module, "SHARED_MAX_BYTES", 4_000)
     random = Random(seed)
     tail, base = Tail(5, 1_000), 1_000
@@ -51,7 +51,7 @@ def test_reads_cuts_and_drops_match_the_plain_bytes(seed: int, monkeypatch: pyte
 def test_large_payload_is_kept_without_a_copy() -> None:
     tail = Tail(0, 0)
     tail.extend(b"small", (5,), 1)
-    payload = b"x" * WHOLE_BYTES
+    payload = b"x" * OWN_BLOCK_BYTES
     tail.extend(payload, (len(payload),), 1)
     tail.extend(b"after", (5,), 1)
     (view,) = tail.read(5, 5 + len(payload))
@@ -69,6 +69,8 @@ def test_reader_of_a_small_part_does_not_keep_a_very_large_payload() -> None:
 
 def test_dropping_most_of_a_block_frees_its_memory() -> None:
     tail = Tail(0, 0)
-    tail.extend(b"x" * (2 * WHOLE_BYTES), (WHOLE_BYTES, WHOLE_BYTES), 1)
+    tail.extend(b"x" * (2 * OWN_BLOCK_BYTES), (OWN_BLOCK_BYTES, OWN_BLOCK_BYTES), 1)
     tail.drop(1)
-    assert [memoryview(view.obj).nbytes for view in tail.views(WHOLE_BYTES, 2 * WHOLE_BYTES)] == [WHOLE_BYTES]
+    assert [memoryview(view.obj).nbytes for view in tail.views(OWN_BLOCK_BYTES, 2 * OWN_BLOCK_BYTES)] == [
+        OWN_BLOCK_BYTES
+    ]

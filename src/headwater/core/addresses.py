@@ -24,7 +24,7 @@ LOCALHOST: Final = "localhost"
 _HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
 HOST_MAX_CHARS: Final = 253
 LABEL_MAX_CHARS: Final = 63
-"""DNS allows no longer host names and labels, and resolvers raise instead of answering (RFC 1035 §2.3.4)."""
+"""Limits of DNS (RFC 1035 §2.3.4); resolvers raise an exception for longer host names and labels."""
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 """Resolvers read a host with a last label like this as an IPv4 address in one of its old spellings."""
 
@@ -46,7 +46,7 @@ _REFUSED_V6: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WebhookUrl:
-    """A URL whose spelling is allowed."""
+    """A webhook URL that passed `parse_webhook_url`."""
 
     scheme: str
     host: str
@@ -75,7 +75,7 @@ def parse_webhook_url(text: str, *, allow_local: bool) -> WebhookUrl:
     if scheme not in ("http", "https") or not host:
         raise WebhookUrlRejected("webhook.url must be an absolute https URL.")
     if "@" in url.netloc:
-        raise WebhookUrlRejected("webhook.url may not carry a user name or password.")
+        raise WebhookUrlRejected("webhook.url may not contain a user name or password.")
     if port == 0:
         raise WebhookUrlRejected("webhook.url has no valid port.")
     host = host.removesuffix(".")
@@ -102,7 +102,7 @@ def check_address(url: WebhookUrl, address: Address) -> None:
         if not _plain(address).is_loopback:
             raise WebhookUrlRejected(f"{url.host} does not resolve to this machine.")
     elif not is_public(address):
-        # The message does not name the address: a client could map the private network with it.
+        # The message does not contain the address: a client could map the private network with it.
         raise WebhookUrlRejected(f"{url.host} resolves to an address in a private network.")
 
 
@@ -129,7 +129,7 @@ def _plain(address: Address) -> Address:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host spells, or None if it is a name."""
+    """The host as an IP address, or None if it is a name."""
     try:
         if ":" in host:
             if "%" in host:
@@ -139,9 +139,7 @@ def _literal(host: str) -> Address | None:
     except ipaddress.AddressValueError:
         pass
     if _NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
-        raise WebhookUrlRejected(
-            "webhook.url must spell an IPv4 address as four decimal numbers without leading zeros."
-        )
+        raise WebhookUrlRejected("An IPv4 address in webhook.url must be four decimal numbers without leading zeros.")
     if _HOST.fullmatch(host) is None:
         raise WebhookUrlRejected("webhook.url has no valid host.")
     if len(host) > HOST_MAX_CHARS or any(len(label) > LABEL_MAX_CHARS for label in host.split(".")):

@@ -32,7 +32,7 @@ def check_bucket_id(bucket_id: str) -> str:
 
 
 def check_stream_id(bucket_id: str, stream_id: str) -> str:
-    """A stream id that may be used in this bucket, percent-decoded."""
+    """Check a percent-decoded stream id of this bucket and return it."""
     if not stream_id:
         raise InvalidName("The stream id is empty.")
     if "/" in stream_id or "\0" in stream_id or ".." in stream_id:
@@ -55,7 +55,7 @@ def check_new_name(name: str) -> None:
 
 
 def check_page_limit(text: str | None) -> int:
-    """How many streams a listing may return (§1.4)."""
+    """Parse the `limit` of a listing (§1.4)."""
     if text is None:
         return PAGE_MAX
     if _LIMIT.fullmatch(text) is None or int(text) > PAGE_MAX:

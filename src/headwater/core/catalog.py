@@ -1,7 +1,7 @@
 """The catalog: the state of every stream except its bytes, and the one function that changes it.
 
 `Catalog.apply(record)` is total and deterministic: the same records in the same order give the same catalog, which
-is all that recovery needs. It decides nothing; what may happen is decided in `rules`, before a record exists.
+is all that recovery needs. It does not decide anything: `rules` decides what is allowed before a record exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater.core.retention import STEP_MIN_MS, AgeMarks
 
 
 class ContentType:
-    """A content type, with what every request needs of it computed once and shared between streams."""
+    """A content type with its parsed properties, computed once and shared between streams."""
 
     __slots__ = ("header", "json", "media", "text")
 
@@ -85,7 +85,7 @@ class StreamState:
         self.expires_at_ms: Final = image.expires_at_ms
         self.mortal: Final = image.ttl_secs is not None or image.expires_at_ms is not None
         self.fork: Final[ForkPoint | None] = image.fork
-        # Where the stream's own data begins: after what a fork shares with its source.
+        # Where the stream's own data begins; a fork shares what is before with its source.
         self.base_index: Final = image.fork.message_index if image.fork is not None else 0
         self.base_position: Final = image.fork.byte_position if image.fork is not None else 0
         self.message_index = image.message_index
@@ -170,7 +170,7 @@ class Catalog(Generic[StreamT]):
         return iter(self.by_id.values())
 
     def apply(self, record: Record) -> tuple[int, ...]:
-        """Change the state as the record says; returns the incarnations whose bytes can be removed."""
+        """Apply a record to the state; returns the incarnations whose bytes can be removed."""
         if type(record) is Append:
             self._append(self.by_id[record.id], record)
         elif type(record) is Touch:

@@ -1,7 +1,7 @@
 """Cursors: values that make successive live requests differ, so that no cache answers them in a loop.
 
 The cursor is the number of the current interval since a fixed epoch. A client that already holds that number or a
-later one gets a strictly greater one, moved on by a random jitter (protocol §8.1). A cursor never goes back from
+later one gets a strictly greater one, advanced by a random jitter (protocol §8.1). A cursor never decreases from
 one request to the next; within one response the event reader keeps the last one that it sent.
 """
 
@@ -14,8 +14,8 @@ EPOCH_MS: Final = 1_728_432_000_000
 """2024-10-09T00:00:00Z."""
 JITTER_MAX_SECS: Final = 3600
 DIGITS_MAX: Final = 32
-"""Longest cursor that is calculated with. A server's own have ten digits at most in a thousand years; clients may begin
-with a number of their own, such as 2^53 - 1."""
+"""Longer cursors are not converted to numbers. The server's own need ten digits at most for a thousand years; clients
+may start with any number, such as 2^53 - 1."""
 
 _CURSOR: Final = re.compile(r"[0-9]+", re.ASCII)
 
@@ -30,7 +30,7 @@ def next_cursor(now_ms: int, interval_secs: int, echoed: str | None, jitter: flo
         return str(current)
     digits = echoed.lstrip("0")
     if len(digits) > DIGITS_MAX:
-        # Ten times as much, without arithmetic on numbers of any length.
+        # Ten times the value, without arithmetic on numbers of unlimited length.
         return f"{digits}0"
     if int(digits or 0) < current:
         return str(current)

@@ -60,7 +60,7 @@ def parse_instant(text: str) -> int | None:
             moment += timedelta(seconds=1)
         elif second > 60:
             return None
-        # Whole milliseconds, and only instants that can be written down again in UTC (years 1 to 9999).
+        # Whole milliseconds, and only instants that can be formatted in UTC (years 1 to 9999).
         at_ms = (moment.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
         format_instant(at_ms)
     except (ValueError, OverflowError):

@@ -24,7 +24,7 @@ _WAKE_TOKEN: Final = re.compile(r"[0-9]{1,16}\.w_[0-9a-f]{24}\.\S+", re.ASCII)
 
 
 class WriteCredentials(NamedTuple):
-    """The token that an append presents, and whether it is in `Authorization` and may be for something else."""
+    """The token of an append, and whether it is from `Authorization`, where it may be a token for something else."""
 
     text: str
     is_bearer: bool = False
@@ -47,7 +47,7 @@ class FenceState(msgspec.Struct, omit_defaults=True):
     bound: list[str] = []
     """Producer ids that only fenced writes may use."""
     seals: dict[str, int] = {}
-    """By authority, the generation up to which nothing can be written any more."""
+    """The last generation of each authority whose writes are refused."""
     written: tuple[int, int] | None = None
     """The offset after the last fenced write."""
     sealed_generation: int | None = None
@@ -76,7 +76,7 @@ def read_write_token(secret: bytes, text: str, now_ms: int) -> WriteClaim:
 
 
 def is_wake_token(text: str) -> bool:
-    """Whether a bearer token proves only which wake it belongs to."""
+    """Whether a bearer token has the form of a wake token, which does not authorise writes."""
     return _WAKE_TOKEN.fullmatch(text) is not None
 
 

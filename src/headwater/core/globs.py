@@ -111,21 +111,21 @@ class _Suffix(Generic[ValueT]):
 
 
 class _Group(Generic[ValueT]):
-    """An automaton for several tails. A state waits for one segment of its tail; the last state has matched them all.
+    """An automaton for several suffixes. A state waits for one segment of its suffix; the last state matched them all.
 
-    Reading a segment moves every active state that accepts it to the next state, and keeps every active state that a
-    `**` precedes where it is, too.
+    Reading a segment moves every active state that accepts it to the next state. An active state after a `**` also
+    stays active.
     """
 
-    __slots__ = ("accepts", "literals", "loops", "ones", "size", "tails")
+    __slots__ = ("accepts", "literals", "loops", "ones", "size", "suffixes")
 
     def __init__(self) -> None:
-        self.tails: dict[int, _Suffix[ValueT]] = {}
+        self.suffixes: dict[int, _Suffix[ValueT]] = {}
         """By the number of the accepting bit."""
         self._clear()
 
     def _clear(self) -> None:
-        self.tails.clear()
+        self.suffixes.clear()
         self.size = 0
         self.accepts = 0
         self.loops = 0
@@ -135,11 +135,11 @@ class _Group(Generic[ValueT]):
         self.literals: dict[str, int] = {}
         """States that wait for a given segment."""
 
-    def add(self, tail: _Suffix[ValueT]) -> None:
+    def add(self, suffix: _Suffix[ValueT]) -> None:
         state = 1 << self.size
-        tail.start = state
-        self.loops |= state  # The `**` before the tail.
-        for segment in tail.segments:
+        suffix.start = state
+        self.loops |= state  # The `**` before the suffix.
+        for segment in suffix.segments:
             if segment == ANY:
                 self.loops |= state
                 continue
@@ -149,20 +149,20 @@ class _Group(Generic[ValueT]):
                 literal = _literal(segment)
                 self.literals[literal] = self.literals.get(literal, 0) | state
             state <<= 1
-        tail.accept = state
+        suffix.accept = state
         self.accepts |= state
         self.size = state.bit_length()
-        self.tails[self.size] = tail
-        tail.group = self
-        tail.node.starts = None
+        self.suffixes[self.size] = suffix
+        suffix.group = self
+        suffix.node.starts = None
 
-    def discard(self, tail: _Suffix[ValueT]) -> None:
-        """Remove a tail and number the states of the others again, so that no state is wasted."""
-        others = [other for other in self.tails.values() if other is not tail]
+    def discard(self, suffix: _Suffix[ValueT]) -> None:
+        """Remove a suffix and renumber the states of the others, so that no state is wasted."""
+        others = [other for other in self.suffixes.values() if other is not suffix]
         self._clear()
         for other in others:
             self.add(other)
-        tail.node.starts = None
+        suffix.node.starts = None
 
     def step(self, active: int, segment: str) -> int:
         return (active & self.loops) | ((active & (self.ones | self.literals.get(segment, 0))) << 1)
@@ -172,37 +172,37 @@ class _Group(Generic[ValueT]):
         hits = active & self.accepts
         while hits:
             lowest = hits & -hits
-            found.append(self.tails[lowest.bit_length()])
+            found.append(self.suffixes[lowest.bit_length()])
             hits ^= lowest
         return found
 
 
 class _Node(Generic[ValueT]):
-    """A beginning of patterns without `**`. `values` are those of the patterns that end here."""
+    """A prefix of patterns, without `**`. `values` are those of the patterns that end here."""
 
-    __slots__ = ("any_values", "literals", "one_node", "starts", "tails", "values")
+    __slots__ = ("any_values", "literals", "one_node", "starts", "suffixes", "values")
 
     def __init__(self) -> None:
         self.literals: dict[str, _Node[ValueT]] = {}
         self.one_node: _Node[ValueT] | None = None
         self.values: dict[ValueT, None] = {}
         self.any_values: dict[ValueT, None] = {}
-        """The values of the patterns that end with a `**` here: they match however a name continues."""
-        self.tails: dict[tuple[str, ...], _Suffix[ValueT]] = {}
-        """How the patterns continue whose first `**` is here."""
+        """The values of the patterns that end with a `**` here: they match any continuation of the name."""
+        self.suffixes: dict[tuple[str, ...], _Suffix[ValueT]] = {}
+        """The continuations of the patterns whose first `**` is here."""
         self.starts: dict[_Group[ValueT], int] | None = None
-        """The first states of `tails`, per automaton; None until they are needed."""
+        """The first states of `suffixes`, per automaton; None until they are needed."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.values or self.any_values or self.literals or self.one_node or self.tails)
+        return not (self.values or self.any_values or self.literals or self.one_node or self.suffixes)
 
     def first_states(self) -> dict[_Group[ValueT], int]:
         if self.starts is None:
             self.starts = {}
-            for tail in self.tails.values():
-                assert tail.group is not None, "a tail is added to a group at once"
-                self.starts[tail.group] = self.starts.get(tail.group, 0) | tail.start
+            for suffix in self.suffixes.values():
+                assert suffix.group is not None, "every suffix has a group"
+                self.starts[suffix.group] = self.starts.get(suffix.group, 0) | suffix.start
         return self.starts
 
 
@@ -212,7 +212,7 @@ class GlobIndex(Generic[ValueT]):
     def __init__(self) -> None:
         self._root: _Node[ValueT] = _Node()
         self._groups: dict[_Group[ValueT], None] = {}
-        """Automata that have room for more."""
+        """Automata that are not full."""
 
     @property
     def is_empty(self) -> bool:
@@ -226,11 +226,11 @@ class GlobIndex(Generic[ValueT]):
         if not rest:
             (node.values if rest is None else node.any_values)[value] = None
             return
-        tail = node.tails.get(rest)
-        if tail is None:
-            tail = node.tails[rest] = _Suffix(node, rest)
-            self._place(tail)
-        tail.values[value] = None
+        suffix = node.suffixes.get(rest)
+        if suffix is None:
+            suffix = node.suffixes[rest] = _Suffix(node, rest)
+            self._place(suffix)
+        suffix.values[value] = None
 
     def discard(self, glob: Glob, value: ValueT) -> None:
         """Remove a value, and the branches that only it needed."""
@@ -244,12 +244,12 @@ class GlobIndex(Generic[ValueT]):
         node = path[-1]
         if not rest:
             (node.values if rest is None else node.any_values).pop(value, None)
-        elif rest in node.tails:
-            tail = node.tails[rest]
-            tail.values.pop(value, None)
-            if not tail.values:
-                del node.tails[rest]
-                self._remove(tail)
+        elif rest in node.suffixes:
+            suffix = node.suffixes[rest]
+            suffix.values.pop(value, None)
+            if not suffix.values:
+                del node.suffixes[rest]
+                self._remove(suffix)
         for parent, segment, child in zip(path[-2::-1], prefix[::-1], path[:0:-1], strict=True):
             if not child.is_empty:
                 return
@@ -265,7 +265,7 @@ class GlobIndex(Generic[ValueT]):
             for node in nodes:
                 if node.any_values:
                     found.update(node.any_values)
-                if node.tails:
+                if node.suffixes:
                     for group, states in node.first_states().items():
                         active[group] = active.get(group, 0) | states
                 if node.literals:
@@ -283,23 +283,23 @@ class GlobIndex(Generic[ValueT]):
             found.update(node.values)
             found.update(node.any_values)
         for group, states in active.items():
-            for tail in group.accepted(states):
-                found.update(tail.values)
+            for suffix in group.accepted(states):
+                found.update(suffix.values)
         return list(found)
 
-    def _place(self, tail: _Suffix[ValueT]) -> None:
+    def _place(self, suffix: _Suffix[ValueT]) -> None:
         group = next(iter(self._groups), None)
-        if group is None or group.size + tail.size > GROUP_BITS_MAX:
+        if group is None or group.size + suffix.size > GROUP_BITS_MAX:
             if group is not None:
-                del self._groups[group]  # Too full for this one, so for most.
+                del self._groups[group]  # Too full for this suffix, and so for most.
             group = _Group()
             self._groups[group] = None
-        group.add(tail)
+        group.add(suffix)
 
-    def _remove(self, tail: _Suffix[ValueT]) -> None:
-        group = tail.group
-        assert group is not None, "a tail is added to a group at once"
-        group.discard(tail)
+    def _remove(self, suffix: _Suffix[ValueT]) -> None:
+        group = suffix.group
+        assert group is not None, "every suffix has a group"
+        group.discard(suffix)
         if group.size:
             self._groups[group] = None
         else:

@@ -1,4 +1,4 @@
-"""Large JSON bodies, split into messages a bounded step at a time.
+"""Split large JSON bodies into messages in bounded steps.
 
 Decoding holds the interpreter, so a large body must not be decoded in one call. The array is cut at commas, and each
 piece is decoded as a separate array. A cut is a guess that the decoder confirms: if a piece that begins at the start of

@@ -27,7 +27,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     producer_id: str | None = None
     """The holder's producer, which is fenced when the lease expires."""
     epoch: int | None = None
-    """The epoch that fences it, once the lease has expired: the same one if that is repeated after a crash."""
+    """The epoch that fences it, set when the lease expires, so that a repetition after a crash uses the same one."""
 
 
 encode_terms: Final = msgspec.json.Encoder().encode
@@ -69,7 +69,7 @@ def final_body(message: msgspec.Raw | None, *, json: bool) -> bytes:
     try:
         text = msgspec.json.decode(raw, type=str)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidLease("append must be a text: the stream is not a JSON stream.") from None
+        raise InvalidLease("append must be a string, because the stream is not a JSON stream.") from None
     if not text:
         raise InvalidLease("append must not be empty.")
     return text.encode()

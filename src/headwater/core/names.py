@@ -1,7 +1,7 @@
 """Stream names: decoded once, canonicalised once, refused when ambiguous.
 
 Everything after the router sees only the canonical name. So two spellings of a path cannot reach one stream by
-different rules, and none can pass a check that was made on another spelling.
+different rules, and a check of one spelling cannot be bypassed with another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def canonical_name(raw_path: bytes, max_bytes: int) -> str:
 
 def decode_segment(raw: bytes) -> str:
     """Decode a percent-encoded piece of a path, once."""
-    if b"%" in raw and not _escapes_are_whole(raw):
+    if b"%" in raw and not _escapes_are_complete(raw):
         raise InvalidName("The path has a percent sign that is not followed by two hex digits.")
     try:
         return unquote_to_bytes(raw).decode("utf-8")
@@ -34,7 +34,7 @@ def decode_segment(raw: bytes) -> str:
 
 
 def check_name(name: str, max_bytes: int) -> str:
-    """A decoded name, unless it is empty, too long or could be read in two ways."""
+    """Check a decoded name and return it; an empty, too long or ambiguous one is refused."""
     if not name:
         raise InvalidName("The stream name is empty.")
     if len(name.encode("utf-8", "surrogatepass")) > max_bytes:
@@ -54,11 +54,11 @@ def check_name(name: str, max_bytes: int) -> str:
 
 
 def is_client_name(name: str) -> bool:
-    """Whether a stream is one of `/v1/stream/`: what other surfaces keep has a name that begins with a slash."""
+    """Whether a stream belongs to `/v1/stream/`; the names of all other streams begin with a slash."""
     return not name.startswith("/")
 
 
-def _escapes_are_whole(raw_path: bytes) -> bool:
+def _escapes_are_complete(raw_path: bytes) -> bool:
     for piece in raw_path.split(b"%")[1:]:
         if len(piece) < 2 or not all(chr(byte) in "0123456789abcdefABCDEF" for byte in piece[:2]):
             return False

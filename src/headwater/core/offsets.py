@@ -1,10 +1,10 @@
-"""Offsets: the tokens that name a place between two messages of a stream.
+"""Offsets: tokens for the boundaries between the messages of a stream.
 
 A token is ``{message_index:016x}_{byte_position:016x}_{incarnation:016x}``. The first two parts count from zero and
 grow together, so the lexicographic order of tokens is the order of the stream (protocol §6). The third part is the id
-of the incarnation that the place belongs to, so that an offset of a deleted stream is not taken for a place in the next
-stream of that name. Tokens without it are valid input: the server sent them before it had incarnations. Only canonical
-lower-case tokens parse.
+of the incarnation that the offset belongs to, so that an offset of a deleted stream is not used in the next stream of
+that name. Tokens without it are valid input: the server sent them before it had incarnations. Only canonical lower-case
+tokens are parsed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OffsetToken(NamedTuple):
 
 
 def parse_token(text: str) -> OffsetToken | None:
-    """The place and the incarnation that a token names, or None when the text is not a canonical token."""
+    """Parse a canonical token; None for any other text."""
     found = _TOKEN.fullmatch(text)
     if found is None:
         return None
@@ -51,13 +51,13 @@ def parse_token(text: str) -> OffsetToken | None:
     )
 
 
-def spell(index: int, position: int, incarnation: int) -> str:
-    """The token of a place in an incarnation."""
+def format_token(index: int, position: int, incarnation: int) -> str:
+    """The token of an offset in an incarnation."""
     return f"{index:016x}_{position:016x}_{incarnation:016x}"
 
 
-def same_place(one: str | None, other: str | None) -> bool:
-    """Whether two offsets as clients spelled them name one place; a token of two parts matches any incarnation."""
+def same_offset(one: str | None, other: str | None) -> bool:
+    """Whether two offsets from clients are equal; a token of two parts matches any incarnation."""
     if one == other:
         return True
     first = parse_token(one) if one is not None else None

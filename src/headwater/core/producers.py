@@ -1,6 +1,6 @@
 """Idempotent producers: which appends are new, which are duplicates, and which are from a fenced-off producer.
 
-The rules are the table of protocol §5.2.1. A producer is known per stream by its id; its epoch never goes back, and
+The rules are the table of protocol §5.2.1. A producer is known per stream by its id; its epoch never decreases, and
 within an epoch its sequence numbers have no gap.
 """
 
@@ -26,7 +26,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
 
 
 class ProducerHeaders(NamedTuple):
-    """Who appends, as a request's three producer headers say."""
+    """The values of a request's three producer headers."""
 
     id: str
     epoch: int
@@ -39,7 +39,7 @@ class ProducerState(NamedTuple):
     epoch: int
     seq: int
     digests: bytes = b""
-    """Of the last appends of the epoch, up to and with `seq`, each `DIGEST_BYTES` long."""
+    """Digests of the last appends of the epoch, up to and including `seq`, each `DIGEST_BYTES` long."""
     used_ms: int = 0
     """When the last append was accepted. 0 in states that earlier releases stored, until they are loaded."""
 
@@ -56,17 +56,17 @@ def remember(state: ProducerState | None, epoch: int, seq: int, body_digest: int
 
 
 def dated(states: Mapping[str, ProducerState], written_ms: int) -> dict[str, ProducerState]:
-    """The states, where one without a time of last use was used when the stream was last written to, at the latest."""
+    """Set missing times of last use to the last write to the stream, the latest time that is possible."""
     return {id_: state if state.used_ms else state._replace(used_ms=written_ms) for id_, state in states.items()}
 
 
 def idle_producers(states: Mapping[str, ProducerState], used_until_ms: int, most: int) -> tuple[str, ...]:
-    """Return producers whose last append was accepted at this time or before, up to a number of them."""
+    """Return up to `most` producers whose last append was accepted at this time or before."""
     return tuple(islice((id_ for id_, state in states.items() if state.used_ms <= used_until_ms), most))
 
 
 def digest_of_repeat(state: ProducerState, seq: int) -> int | None:
-    """The digest of the append that a repeat repeats, while it is known."""
+    """The digest of an earlier append of the epoch, or None if it is no longer kept."""
     end = len(state.digests) - (state.seq - seq) * DIGEST_BYTES
     return int.from_bytes(state.digests[end - DIGEST_BYTES : end], "big") if end >= DIGEST_BYTES else None
 
@@ -90,7 +90,7 @@ def parse_producer(id_: str | None, epoch: str | None, seq: str | None) -> Produ
 
 
 def judge(state: ProducerState | None, producer: ProducerHeaders) -> Verdict:
-    """Whether an append is new or a repeat; raises when it is neither."""
+    """Decide whether an append is new or a duplicate; raises if it is neither."""
     if state is None or producer.epoch > state.epoch:
         if producer.seq == 0:
             return Verdict.NEW

@@ -2,7 +2,7 @@
 
 A record contains everything that it changes (data, producer state, closure), so a crash can never split them. The
 journal stores records, recovery replays them, and `Catalog.apply` takes nothing else. A stream is named by the
-random id of its incarnation, so that deleting and re-creating a name never mixes two lives.
+random id of its incarnation, so that deleting and re-creating a name never mixes two incarnations.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ForkPoint(msgspec.Struct, frozen=True, array_like=True):
     source_name: str
     message_index: int
     byte_position: int
-    asked_offset: str | None = None
-    asked_sub_offset: int = 0
+    requested_offset: str | None = None
+    requested_sub_offset: int = 0
 
 
 class SnapshotRef(msgspec.Struct, frozen=True, array_like=True):
@@ -64,9 +64,9 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     fork: ForkPoint | None = None
     retained_index: int = 0
     retained_position: int = 0
-    """A fork begins with what its source had retained at the time."""
+    """Of a fork: the earliest offset that its source retained when it was created."""
     snapshot: SnapshotRef | None = None
-    """The source's snapshot, which covers the messages that are missing before that."""
+    """Of a fork: the source's snapshot, which covers the messages before the earliest offset."""
     retention: RetentionPolicy | None = None
     tracks_age: bool = False
 
@@ -120,7 +120,7 @@ class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
 
 
 class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
-    """The stream forgets producers that have been idle for long, to make room for others."""
+    """Removal of producers that have been idle for a long time, to make room for others."""
 
     id: int
     at_ms: int

@@ -1,6 +1,6 @@
-"""Retention by age and size: what may be dropped from the front of a stream, and when. Ours, beyond the protocol.
+"""Retention by age and size: what may be dropped from the front of a stream, and when (an extension of the protocol).
 
-A stream says itself (by headers on create) or by the server's defaults how much it keeps. Nothing is ever dropped
+Headers of the create request, or the server's defaults, say how much a stream keeps. Nothing is ever dropped
 unless a snapshot covers it or dropping was allowed. Publishing a snapshot moves the earliest retained offset at once,
 so age and size act only on streams without a snapshot: what follows a snapshot stays until the next one covers it.
 
@@ -26,7 +26,8 @@ DROP_HEADER: Final = "Stream-Retention-Drop"
 MARKS_MAX: Final = 64
 STEP_MIN_MS: Final = 1000
 SLACK_SHARE: Final = 8
-"""A stream grows by this share beyond its size before its front is dropped, so that not every append drops some."""
+"""A stream may exceed its size limit by this fraction (1/8) before its front is dropped, so that not every append drops
+something."""
 
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _MAY_DROP: Final = {"allowed": True, "never": False}
@@ -43,7 +44,7 @@ class AgeMarks:
         self._marks = list(index.marks)
 
     def note(self, now_ms: int, written_ms: int, index: int, position: int) -> None:
-        """Something is appended now at (index, position); what lies before was complete at `written_ms`."""
+        """Record an append at (index, position); the messages before it were complete at `written_ms`."""
         marks = self._marks
         if marks:
             if now_ms - marks[-1][0] < self._step_ms:
@@ -78,7 +79,7 @@ class RetentionRule:
     may_drop: bool = False
 
     def of(self, policy: RetentionPolicy | None) -> RetentionRule:
-        """The rule of a stream with its own policy, where this one is the server's."""
+        """The rule of a stream: its own policy, completed from this rule, which is the server's."""
         if policy is None:
             return self
         return RetentionRule(

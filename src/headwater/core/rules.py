@@ -1,7 +1,7 @@
 """The rules for creating and appending: whether a request is allowed in a given state of the stream.
 
-Each rule is a pure function from (state, request, now) to a decision; a decision that changes something carries the
-record that says so. Order of checks on an append: closed, content type, producer, Stream-Seq (protocol §5.2), so
+Each rule is a pure function from (state, request, now) to a decision; a decision that changes something contains the
+record of the change. Order of checks on an append: closed, content type, producer, Stream-Seq (protocol §5.2), so
 that closure is always reported, and a producer's retry is a duplicate before it could be a regression.
 """
 
@@ -34,7 +34,7 @@ from headwater.core.errors import (
     StreamRecreated,
 )
 from headwater.core.expiry import format_instant
-from headwater.core.offsets import Offset, same_place, spell
+from headwater.core.offsets import Offset, format_token, same_offset
 from headwater.core.producers import ProducerHeaders, Verdict, digest, judge
 from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
 
@@ -69,7 +69,7 @@ class CreateRequest:
     fork: ForkRequest | None = None
     retention: RetentionPolicy | None = None
     messages: Messages | None = None
-    """The body split into messages already; None if the rules split it."""
+    """The body, already split into messages; None if the rules are to split it."""
     fenced: bool = False
     """Only the current claim of a subscription may write to it (see `fencing`)."""
 
@@ -109,7 +109,7 @@ def decide_fork(
     *,
     tracks_age: bool = False,
 ) -> Create:
-    """The record of a fork: its source's type, and its expiry unless the request brings one; none of its writers."""
+    """The record of a fork. It inherits the content type, the expiry unless the request has one, but no producers."""
     check_new_name(request.name)
     check_retained(source.id, Offset(point.message_index, point.byte_position), source.retained)
     if source.snapshot is not None and source.retained_index and not is_bucketed(request.name):
@@ -147,9 +147,9 @@ def check_same_config(stream: StreamState, request: CreateRequest) -> None:
         _check_same_fork(stream.fork, request.fork)
     is_fork = stream.fork is not None
     if not is_fork or request.content_type is not None:
-        asked_type = media_type(request.content_type or DEFAULT_CONTENT_TYPE)
-        if asked_type != stream.type.media:
-            raise ConfigMismatch(f"The stream exists with content type {stream.type.header}, not {asked_type}.")
+        requested_type = media_type(request.content_type or DEFAULT_CONTENT_TYPE)
+        if requested_type != stream.type.media:
+            raise ConfigMismatch(f"The stream exists with content type {stream.type.header}, not {requested_type}.")
     inherits = is_fork and request.ttl_secs is None and request.expires_at_ms is None
     if not inherits and request.ttl_secs != stream.ttl_secs:
         if stream.ttl_secs is None:
@@ -176,7 +176,7 @@ def decide_append(
     now_ms: int,
     messages: Messages | None = None,
 ) -> Append | AppendOutcome:
-    """The record of an accepted append, or why there is nothing left to do.
+    """Decide on an append: the record of an accepted one, or the outcome of one that changes nothing.
 
     `messages` is a JSON body that is split already; a body of any other type is one message.
     """
@@ -227,21 +227,21 @@ def decide_append(
     )
 
 
-def _check_same_fork(point: ForkPoint, asked: ForkRequest) -> None:
-    if point.source_name != asked.source_name:
+def _check_same_fork(point: ForkPoint, requested: ForkRequest) -> None:
+    if point.source_name != requested.source_name:
         raise ConfigMismatch(f"The stream exists as a fork of {point.source_name!r}.")
-    if not same_place(point.asked_offset, asked.offset) or point.asked_sub_offset != asked.sub_offset:
-        raise ConfigMismatch("The stream exists as a fork of the same source at another place.")
+    if not same_offset(point.requested_offset, requested.offset) or point.requested_sub_offset != requested.sub_offset:
+        raise ConfigMismatch("The stream exists as a fork of the same source at another offset.")
 
 
 def check_retained(stream_id: int, offset: Offset, earliest: Offset) -> None:
-    """Reads may not begin before what is retained."""
+    """Refuse a read before the earliest retained offset."""
     if offset < earliest:
         raise offset_gone(stream_id, earliest)
 
 
 def offset_gone(stream_id: int, earliest: Offset) -> OffsetGone:
-    token = spell(earliest.message_index, earliest.byte_position, stream_id)
+    token = format_token(earliest.message_index, earliest.byte_position, stream_id)
     return OffsetGone(
         f"Offsets before {token} are no longer retained; bootstrap again.",
         (("Stream-Earliest-Offset", token),),
@@ -269,5 +269,5 @@ def _on_closed(stream: StreamState, body: bytes, producer: ProducerHeaders | Non
         return AppendOutcome.ALREADY_CLOSED
     raise StreamClosed(
         "The stream is closed and accepts no more data.",
-        (CLOSED_HEADER, ("Stream-Next-Offset", spell(stream.message_index, stream.byte_position, stream.id))),
+        (CLOSED_HEADER, ("Stream-Next-Offset", format_token(stream.message_index, stream.byte_position, stream.id))),
     )

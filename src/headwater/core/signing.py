@@ -1,9 +1,9 @@
 """Signatures of webhooks, and tokens that prove which wake a worker belongs to.
 
-Webhooks are signed with Ed25519 over `{time}.{body}`; receivers look the public key up by its `kid` in the key set.
-A new key is published before it signs, and an old one stays published after, so that at no moment a receiver with a
-cached key set, or one that checks a late delivery, meets a signature it cannot verify. Tokens are MACs over the wake
-they belong to: nothing of them is stored, and they outlive a restart.
+Webhooks are signed with Ed25519 over `{time}.{body}`; receivers look the public key up by its `kid` in the key set. A
+new key is published before it signs, and an old one stays published afterwards, so a receiver with a cached key set, or
+one that checks a late delivery, can always verify a signature. Tokens are MACs over the wake they belong to: they are
+not stored, and stay valid after a restart.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PUBLISHED_AFTER_MS: Final = 3_600_000
 
 
 class SavedKey(msgspec.Struct, frozen=True, array_like=True):
-    """A signing key: its private seed, and from when on it signs."""
+    """A signing key: its private seed, and the time from which it signs."""
 
     seed: bytes
     created_ms: int
@@ -70,13 +70,13 @@ def jwk(key: PublicKey) -> dict[str, str]:
 
 
 def current_key(keys: Sequence[SigningKey], now_ms: int) -> SigningKey:
-    """The key that signs now: the newest whose time has come. The first key's always has."""
+    """The key that signs now: the newest active one, or the first one if none is active yet."""
     active = [key for key in keys if key.active_from_ms <= now_ms]
     return max(active or keys[:1], key=lambda key: key.active_from_ms)
 
 
 def outlived(keys: Sequence[SigningKey], now_ms: int) -> list[SigningKey]:
-    """The keys whose last signature is older than any that a receiver may still verify."""
+    """The keys whose signatures are all too old for a receiver to verify."""
     ordered = sorted(keys, key=lambda key: key.active_from_ms)
     return [key for key, successor in pairwise(ordered) if successor.active_from_ms + PUBLISHED_AFTER_MS <= now_ms]
 
@@ -105,7 +105,7 @@ def read_token(secret: bytes, subscription: str, text: str) -> WakeToken:
 
 
 def _mac(secret: bytes, subscription: str, token: WakeToken) -> str:
-    # A subscription's id has no control characters and a wake id no newline: the parts cannot run into each other.
+    # A subscription's id has no control characters and a wake id has no newline, so the parts cannot be confused.
     message = f"{subscription}\n{token.generation}\n{token.wake_id}".encode("utf-8", "surrogatepass")
     return _base64url(hmac.digest(secret, message, "sha256"))
 

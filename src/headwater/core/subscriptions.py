@@ -167,7 +167,7 @@ def make_config(
 
 
 def link_name(text: str, max_name_bytes: int) -> str:
-    """The name of a stream as a client wrote it in a body or address, checked."""
+    """Normalise and check the name of a stream that a client wrote in a body or address."""
     name = linked_name(text)
     try:
         if is_bucketed(name):
@@ -180,7 +180,7 @@ def link_name(text: str, max_name_bytes: int) -> str:
 
 
 def linked_name(text: str) -> str:
-    """The name that a client wrote: a path below `/ds/` is a stream of a bucket; else slashes around are ignored."""
+    """Normalise a name that a client wrote: a path below `/ds/` is kept; otherwise outer slashes are removed."""
     return text if is_bucketed(text) else text.strip("/")
 
 
@@ -201,7 +201,7 @@ def check_worker(worker: str) -> str:
 
 
 def advance(cursor: Offset, ack: Ack, tail: Offset) -> Offset:
-    """Where an ack moves a cursor to. The caller checks its boundary and incarnation."""
+    """The cursor after an ack. The caller checks that the offset is a boundary of the right incarnation."""
     token = parse_token(ack.offset)
     if token is None:
         raise InvalidAck(f"{ack.offset!r} is not an offset. Ack one that the server returned.")
@@ -285,7 +285,7 @@ def retry_delay_ms(failures: int, jitter: float) -> int:
 
 
 class SavedSubscription(msgspec.Struct, frozen=True, array_like=True):
-    """What never changes. `nonce` distinguishes a subscription from a later one with the same id."""
+    """The immutable part of a subscription. `nonce` distinguishes it from a later one with the same id."""
 
     config: Config
     created_ms: int

@@ -15,7 +15,7 @@ from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.memory import MemoryStorage
 from headwater.storage.packs.pack_set import OPEN_MAX
 from headwater.storage.packs.pack_store import file_storage
-from headwater.storage.tiering.home import read_mark
+from headwater.storage.tiering.claimed_prefix import read_mark
 from headwater.storage.tiering.open import TierSettings, open_objects, open_tiered
 
 if TYPE_CHECKING:

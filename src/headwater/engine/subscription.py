@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from headwater.core.buckets import is_bucketed
 from headwater.core.errors import OffsetGone, Refusal
 from headwater.core.globs import Glob
-from headwater.core.offsets import ZERO, Offset, spell
+from headwater.core.offsets import ZERO, Offset, format_token
 from headwater.core.subscriptions import Phase, SavedLink, SavedSubscription, Wake
 from headwater.engine.stream import LiveStream
 
@@ -44,7 +44,9 @@ class LinkState(NamedTuple):
 
     def spelled(self, offset: Offset) -> str:
         """One of its offsets as answers spell it; a name without a stream has no incarnation."""
-        return spell(offset.message_index, offset.byte_position, self.stream_id) if self.stream_id else str(offset)
+        return (
+            format_token(offset.message_index, offset.byte_position, self.stream_id) if self.stream_id else str(offset)
+        )
 
 
 class WakeFailure(NamedTuple):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from headwater.core.offsets import Offset, spell
+from headwater.core.offsets import Offset, format_token
 from headwater.http.origins import Origins
 
 EXPOSED_HEADERS: Final = (
@@ -149,7 +149,7 @@ def content_type(value: str) -> bytes:
 
 def offset_text(stream_id: int, offset: Offset) -> str:
     """An offset of a stream as answers spell it. Every offset that a client sees is made here or in `next_offset`."""
-    return spell(offset.message_index, offset.byte_position, stream_id)
+    return format_token(offset.message_index, offset.byte_position, stream_id)
 
 
 def next_offset(stream_id: int, index: int, position: int) -> bytes:

@@ -1,7 +1,7 @@
-"""When messages arrived: runs of consecutive messages with the same time, in the form that packs and shards store.
+"""Arrival times: runs of consecutive messages with the same time, in the form that packs and shards store.
 
 A table has two columns: for each run, how many messages of the extent or piece there are up to its end, and its time in
-milliseconds since the epoch. An append is one run, and appends of the same millisecond share one. Times never decrease
+milliseconds since the epoch. An append is one run, and appends in the same millisecond share one. Times never decrease
 within a stream. 0 is an unknown time, of data stored by versions without times; it is older than any other.
 """
 
@@ -86,7 +86,7 @@ class StoredTimes(NamedTuple):
             run += 1
         return runs
 
-    def is_sound(self, messages: int) -> bool:
+    def is_valid(self, messages: int) -> bool:
         """Whether the runs cover exactly this many messages, in order of time."""
         return (
             len(self.ends) > 0
@@ -97,7 +97,7 @@ class StoredTimes(NamedTuple):
 
 
 def unknown_times(messages: int) -> StoredTimes:
-    """The times of messages that were stored without any."""
+    """The times of messages that were stored without times."""
     return StoredTimes((messages,), (UNKNOWN_MS,))
 
 

@@ -2,8 +2,7 @@
 
 A blob is written in pieces and exists only when it is finished; a record that refers to it is committed after that, so
 a crash leaves at most a blob without a reference, which the next start removes. An open blob can be read to its end
-even
-if it is deleted in the meantime.
+even if it is deleted in the meantime.
 
 A blob on disk is one file: its bytes, a checksum for each page of them, and a footer. Every page is checked when it is
 read, and is never served when it does not match.
@@ -29,7 +28,7 @@ BLOBS_NAME: Final = "blobs"
 """The directory of blobs, within a data directory."""
 PAGE_BYTES: Final = 256 * 1024
 SYNC_EVERY_BYTES: Final = 8 * 1024 * 1024
-"""A long write is synced in steps: one sync of it all would delay the journal's on the same disk."""
+"""A long write is synced in steps: a single sync would delay the journal's syncs on the same disk."""
 
 AHEAD_BYTES: Final = 4 * PAGE_BYTES
 """How far reads are prefetched."""
@@ -49,7 +48,7 @@ class BlobWriter(Protocol):
         """Complete the blob: make it durable (as far as the mode promises that) and visible."""
 
     def abort(self) -> None:
-        """Remove it. Does nothing after `finish`."""
+        """Remove the unfinished blob. Does nothing after `finish`."""
 
 
 class Blob(Protocol):
@@ -66,17 +65,17 @@ class Blob(Protocol):
 class BlobStore(Protocol):
     @property
     def blocks(self) -> bool:
-        """Whether writing can take long enough to belong on a thread."""
+        """Whether a write may take so long that it must run on a thread."""
 
     def create(self, blob_id: int) -> BlobWriter: ...
 
     def open(self, blob_id: int) -> Blob:
-        """Raises `CorruptError` when it is missing or damaged."""
+        """Open a blob; raises `CorruptError` if it is missing or damaged."""
 
     def delete(self, blob_id: int) -> None: ...
 
     def ids(self) -> set[int]:
-        """All finished blobs. Unfinished ones of an earlier run are removed."""
+        """Return all finished blobs, and remove the unfinished ones of an earlier run."""
 
 
 class MemoryBlobs:
@@ -201,15 +200,15 @@ class _FileWriter:
         self._page_crc = 0
 
     def write(self, data: bytes) -> None:
-        assert self._file is not None, "a finished blob does not change"
+        assert self._file is not None, "write after finish"
         view = memoryview(data)
         while view:
-            room = PAGE_BYTES - self._size % PAGE_BYTES
-            piece = view[:room]
+            left_in_page = PAGE_BYTES - self._size % PAGE_BYTES
+            piece = view[:left_in_page]
             _write_whole(self._file, piece)
             self._page_crc = crc32(piece, self._page_crc)
             self._size += len(piece)
-            if len(piece) == room:
+            if len(piece) == left_in_page:
                 self._crcs.append(self._page_crc)
                 self._page_crc = 0
             view = view[len(piece) :]
@@ -218,7 +217,7 @@ class _FileWriter:
             self._synced = self._size
 
     def finish(self) -> None:
-        assert self._file is not None, "a blob is finished once"
+        assert self._file is not None, "finish was called twice"
         if self._size % PAGE_BYTES:
             self._crcs.append(self._page_crc)
         _write_whole(self._file, _trailer(self._crcs, self._id, self._size))
@@ -271,7 +270,7 @@ class _FileBlob:
     def _read_trailer(self, blob_id: int) -> tuple[int, array[int]]:
         file_size = len(self._mapped.view)
         if file_size < _FOOTER.size:
-            raise CorruptError(f"{self._path} is cut short.")
+            raise CorruptError(f"{self._path} is truncated.")
         footer = self._mapped.read(file_size - _FOOTER.size, _FOOTER.size)
         magic, found_id, size, page_bytes, crc = _FOOTER.unpack(footer)
         pages = (size + PAGE_BYTES - 1) // PAGE_BYTES
@@ -289,7 +288,7 @@ class _FileBlob:
 
 
 def is_finished(name: str) -> bool:
-    """Whether a file of this name in the directory of blobs is a whole blob."""
+    """Whether a file of this name in the directory of blobs is a finished blob."""
     return _FINISHED.fullmatch(name) is not None
 
 

@@ -1,13 +1,13 @@
 """The interface of a cold store: it saves the journal's data, and older bytes are read from it.
 
-A storage mode is a journal and a cold store. The journal makes batches durable; what is only in the journal is held in
+A storage mode is a journal and a cold store. The journal makes batches durable; data that is only there is also held in
 memory (`UnsavedState`) for readers. A checkpoint moves it into the cold store, and then the journal is trimmed:
 
-1. `freeze`, on the event loop in slices: take aside what this checkpoint saves.
-2. `save`, a job of the worker: make it durable. It can be run again after an error that passes.
-3. `publish`, on the event loop in slices: give each stream its new extents, and give memory back.
+1. `freeze`, on the event loop in slices: select what this checkpoint saves.
+2. `save`, a job of the worker: make it durable. It can be run again after a temporary error.
+3. `publish`, on the event loop in slices: set the new extents of each stream, and free memory.
 
-Between `freeze` and `publish` readers use what is in memory. There is one checkpoint at a time.
+Between `freeze` and `publish` readers use the data in memory. There is one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
     segment: int
     """The journal is needed from this segment on once the checkpoint is durable."""
     dirty: set[int]
-    """Streams that changed since the checkpoint before."""
+    """Streams that changed since the previous checkpoint."""
     documents: dict[str, bytes | None]
     """Documents that changed, as of record `lsn`; None for one that was deleted."""
     removed: tuple[int, ...]
@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
 
 
 class Chore(NamedTuple):
-    """Background work of a cold store: a job, and what the event loop does with its result."""
+    """Background work of a cold store: a job, and the callbacks for its result on the event loop."""
 
     what: str
     job: Job
@@ -58,7 +58,7 @@ class Chore(NamedTuple):
 
 
 class UnsavedState:
-    """What is in the journal and not yet in the cold store, and where the data of every stream is.
+    """Data that is in the journal but not yet in the cold store, and where the data of every stream is.
 
     It belongs to the event loop; only `find` and `extents_of` may be called from other threads.
     """
@@ -88,9 +88,9 @@ class UnsavedState:
         self.deleted: set[int] = set()
         """Streams that were deleted since the last checkpoint began, but are kept for their forks."""
         self.removed: dict[int, StreamData] = {}
-        """Removed streams that the last checkpoint still knows: their bytes stay until it has forgotten them."""
+        """Removed streams that the last checkpoint still contains: their bytes stay until a checkpoint without them."""
         self.being_forgotten: dict[int, StreamData] = {}
-        """Removed streams that the running checkpoint forgets."""
+        """Removed streams that the running checkpoint no longer contains."""
         self.removed_bytes = 0
         self.lsn = 0
         """The last record that was published."""
@@ -110,7 +110,7 @@ class UnsavedState:
         return self.streams.get(stream_id) or self.removed.get(stream_id) or self.being_forgotten.get(stream_id)
 
     def extents_of(self, stream_id: int) -> bytes:
-        # The extents of a stream are replaced as a whole, never changed, so any thread may look at them.
+        # The extents of a stream are replaced as a whole, never changed, so any thread may read them.
         stored = self.find(stream_id)
         return stored.extents if stored is not None else NO_EXTENTS
 
@@ -133,19 +133,19 @@ class ColdStore(ColdRuns, Protocol):
     """Saved states and bytes of all streams."""
 
     save_after_s: float | None
-    """A checkpoint begins when something has been unsaved for this long; None leaves it to the amount alone."""
+    """A checkpoint begins when something has been unsaved for this long; None: only the amount matters."""
 
     def recover(self, unsaved: UnsavedState) -> Iterator[Record]:
-        """The records that rebuild the catalog, from the cold store and the journal. Fills `unsaved`."""
+        """Return the records that rebuild the catalog, from the cold store and the journal; fill `unsaved`."""
 
     def open_journal(self, *, segment_bytes: int, durable: bool) -> FileJournal:
-        """After `recover`: repair what a crash left, and begin a new segment."""
+        """After `recover`: repair the journal after a crash, and begin a new segment."""
 
     def name_of(self, stream_id: int) -> str:
-        """A stream in an error message: with its name where that is known."""
+        """Describe a stream for an error message, with its name if it is known."""
 
     def capture(self, stream_id: int, stored: StreamData, lsn: int) -> None:
-        """A stream is about to be removed by record `lsn` + 1: the last moment to freeze it for a checkpoint."""
+        """Freeze a stream for the running checkpoint if necessary, before record `lsn` + 1 removes it."""
 
     def freeze(self, checkpoint: Checkpoint) -> Steps: ...
 
@@ -159,21 +159,21 @@ class ColdStore(ColdRuns, Protocol):
         """Why new writes should be refused before they begin, or None."""
 
     def busy(self) -> str | None:
-        """Why new writes should be tried again in a moment, or None."""
+        """Why new writes should be retried shortly, or None."""
 
     @property
     def failure(self) -> str | None:
-        """Why nothing more can be saved, ever, if so."""
+        """Why nothing can be saved until a restart, or None."""
 
     def parts(self) -> dict[str, int]:
         """Figures about the files, as `headwater store stats` names them."""
 
     def finish(self) -> None:
-        """The store closes in good order: save what should not be left to the next start."""
+        """Save what should not be left to the next start; called on a regular shutdown."""
 
     def close(self) -> None: ...
 
 
 def document_bytes(key: str, value: bytes | None) -> int:
-    """About how much memory an unsaved document takes."""
+    """The approximate memory of an unsaved document."""
     return 200 + len(key) + len(value or b"")

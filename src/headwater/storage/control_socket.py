@@ -1,7 +1,7 @@
-"""The control socket of a data directory: commands to a running server that no HTTP client may give.
+"""The control socket of a data directory: commands to a running server that HTTP clients may not send.
 
-It is a Unix socket beside the data with mode 0600, so a process that can connect could read the data anyway, and
-nothing from a network reaches it. Requests and answers are one JSON object a line; see `engine.control`.
+It is a Unix socket in the data directory with mode 0600: a process that can connect to it could read the data anyway,
+and it cannot be reached from a network. Requests and responses are one JSON object per line; see `engine.control`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINE_MAX_BYTES: Final = 64 * 1024
 
 
 def listening_socket(directory: Path) -> socket.socket:
-    """A new control socket in a directory that this process has locked. Raises OSError where there can be none."""
+    """Create a control socket in a directory that this process has locked. Raises OSError if that is not possible."""
     with suppress(FileNotFoundError):
         # Left by a process that was killed; the lock shows that it has ended.
         (directory / NAME).unlink()
@@ -39,7 +39,7 @@ def listening_socket(directory: Path) -> socket.socket:
 
 
 def connect(directory: Path, timeout_s: float) -> socket.socket | None:
-    """A connection to the server that has this directory open, or None when there is none."""
+    """Connect to the server that has this directory open; None if there is none."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     opened.settimeout(timeout_s)
     try:
@@ -61,7 +61,7 @@ def remove(directory: Path) -> None:
 
 @contextmanager
 def _address(directory: Path) -> Iterator[str]:
-    """The socket's path, or a shorter one where it is too long for an address."""
+    """The socket's path, or a shorter one if it is too long for an address."""
     path = directory / NAME
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES:
         yield str(path)

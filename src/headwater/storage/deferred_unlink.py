@@ -1,7 +1,7 @@
 """A filesystem that defers deletions while a backup runs.
 
-Storage removes only files that nothing refers to any more, and records what it refers to before it removes anything. So
-a process that holds the files and then reads the references finds all of them, however long the copy takes and
+Storage removes only files that are no longer referenced, and records its references before it removes anything. So
+a process that begins a hold and then reads the references finds all files, however long the copy takes and
 whatever is written during it. Deferred deletions happen when the last hold ends, or at the next start.
 """
 
@@ -18,7 +18,7 @@ from headwater.storage.filesystem import RealFilesystem
 log = logging.getLogger("headwater.storage")
 
 _UNFINISHED: Final = (".new", ".part")
-"""Suffixes of unfinished files: nothing refers to them yet, and their names are used again."""
+"""Suffixes of unfinished files: nothing refers to them yet, and their names are reused."""
 
 
 class DeferredUnlinkFilesystem(RealFilesystem):
@@ -41,7 +41,7 @@ class DeferredUnlinkFilesystem(RealFilesystem):
             return not self._holds and super().recycle(path, target)
 
     def hold(self) -> None:
-        """Keep every finished file from now on."""
+        """Defer the deletion of finished files until `release`."""
         with self._lock:
             self._holds += 1
 
@@ -49,7 +49,7 @@ class DeferredUnlinkFilesystem(RealFilesystem):
         """End one hold; the last one removes the files whose deletion was deferred."""
         with self._lock:
             self._holds -= 1
-            assert self._holds >= 0, "a hold ends once"
+            assert self._holds >= 0, "release without hold"
             if self._holds:
                 return
             paths, self._deferred = self._deferred, []

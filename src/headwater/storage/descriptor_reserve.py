@@ -1,8 +1,8 @@
 """A reserve of file descriptors, so that storage can open files when connections have used up all others.
 
-Sockets and files share one limit per process (`ulimit -n`). The reserve keeps a few descriptors open on nothing; when
-an open fails because the limit is reached, one of them is closed and the open is tried again. The reserve is filled
-again as soon as descriptors are available.
+Sockets and files share one limit per process (`ulimit -n`). The reserve keeps a few descriptors of `/dev/null` open;
+when an open fails because the limit is reached, one of them is closed and the open is retried. The reserve is refilled
+as soon as descriptors are available.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DescriptorReserve:
         return len(self._held)
 
     def open(self, opener: Callable[[], T]) -> T:
-        """Call `opener`, and again with descriptors from the reserve for as long as it finds none."""
+        """Call `opener`; while it fails for lack of descriptors, release one of the reserve and call it again."""
         try:
             opened = opener()
         except OSError as error:
@@ -53,7 +53,7 @@ class DescriptorReserve:
                 os.close(self._held.pop())
 
     def __del__(self) -> None:
-        # It is kept as long as its store, even if that was never opened completely.
+        # The reserve lives as long as its store, even if opening the store failed.
         self.close()
 
     def _open_with_reserve(self, opener: Callable[[], T], error: OSError) -> T:

@@ -1,7 +1,7 @@
-"""A data directory: open in one process at a time, with a known format, for one family of storage modes.
+"""A data directory: open in one process at a time, with a version, for one family of storage modes.
 
-Two files guard it. `LOCK` is held as long as the directory is open. `FORMAT` says what the rest is, and is durable
-before anything else is written, so a directory without it has no data of ours.
+Two files protect it. `LOCK` is held as long as the directory is open. `FORMAT` says what the rest is, and is durable
+before anything else is written, so a directory without it has no Headwater data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEW_FORMAT_NAME: Final = "FORMAT.new"
 FAMILY_OF_MODE: Final[Mapping[str, str]] = {"file-fast": "log", "file-durable": "log", "acid": "acid"}
 _MODES_OF_FAMILY: Final = {"log": "file-fast or file-durable", "acid": "acid"}
 FOREIGN_NAMES: Final = frozenset({"lost+found"})
-"""Names that a new file system may have."""
+"""Entries that a new file system may have."""
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -41,7 +41,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     family: str
     created: str
     shards: int = 1
-    """Into how many shards its streams can be divided between workers. Older directories do not say: one."""
+    """The number of shards into which its streams can be divided between workers. Older directories have one."""
 
 
 class Directory:
@@ -53,7 +53,7 @@ class Directory:
         self.path: Final = path
         self.format: Final = format_
         self.journal: Path | None = None
-        """Where its journal is, if that is not within it."""
+        """The directory of the journal, if it is outside."""
         self._locks = [lock]
 
     def hold(self, lock: Lock) -> None:
@@ -68,7 +68,8 @@ class Directory:
 def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: bool = True) -> Directory:
     """Lock a data directory of this family; create it if it is missing or empty and `create` is set.
 
-    Raises `StorageError` with the reason: in use by another process, another version, another mode, not ours.
+    Raises `StorageError` with the reason: in use by another process, another version, another mode, not a data
+    directory.
     """
     assert family in _MODES_OF_FAMILY
     lock = lock_directory(filesystem, path, create=create)
@@ -83,7 +84,7 @@ def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: b
 
 
 def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True, what: str = "Data directory") -> Lock:
-    """Lock a directory for this process, whatever it has; create it if it is missing and `create` is set."""
+    """Lock a directory with any content for this process; create it if it is missing and `create` is set."""
     try:
         if not filesystem.exists(path):
             if not create:
@@ -107,7 +108,7 @@ def _restrict(filesystem: Filesystem, path: Path) -> None:
     try:
         changed = filesystem.restrict(path)
     except OSError as error:
-        # Often a mounted volume that belongs to another user. What is created in it is still private.
+        # Often a mounted volume that belongs to another user. Files that are created in it are still private.
         log.warning("access to data directory %s cannot be restricted to this user: %s", path, error)
         return
     if changed:
@@ -115,7 +116,7 @@ def _restrict(filesystem: Filesystem, path: Path) -> None:
 
 
 def read_format(filesystem: Filesystem, path: Path) -> Format:
-    """The `FORMAT` of a data directory of any family. Raises `StorageError` if it is not one of ours."""
+    """The `FORMAT` of a data directory of any family. Raises `StorageError` if it is not a data directory."""
     try:
         if not filesystem.exists(path):
             raise StorageError(f"There is no data directory {path}.")
@@ -129,13 +130,13 @@ def read_format(filesystem: Filesystem, path: Path) -> Format:
 def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) -> Format:
     names = set(filesystem.names(path))
     if FORMAT_NAME not in names:
-        strangers = sorted(
+        unknown_names = sorted(
             name for name in names - {LOCK_NAME, _NEW_FORMAT_NAME} - FOREIGN_NAMES if not name.startswith(".")
         )
-        if strangers:
+        if unknown_names:
             raise StorageError(
                 f"Directory {path} is not a Headwater data directory (it has no {FORMAT_NAME} file) and is not empty:"
-                f" it has {', '.join(strangers[:3])}{', …' if len(strangers) > 3 else ''}."
+                f" it contains {', '.join(unknown_names[:3])}{', …' if len(unknown_names) > 3 else ''}."
                 " Give an empty or a new directory as data_dir."
             )
         if not create:

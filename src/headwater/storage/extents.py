@@ -1,6 +1,6 @@
-"""Extents: where the saved bytes of a stream are, in the compact form that is kept for every stream.
+"""Extents: where the saved bytes of a stream are, in a compact form that is kept in memory for every stream.
 
-An extent is a run of whole messages in one pack, or in one shard. A stream's extents are one `bytes` object of
+An extent is a run of complete messages in one pack, or in one shard. A stream's extents are one `bytes` object of
 fixed-size entries in the order of the stream, without gap or overlap: 48 bytes each, so that a hundred thousand idle
 streams cost little. The object is replaced, never changed, so that another thread may read it at any time.
 """
@@ -59,12 +59,12 @@ def last(blob: bytes) -> Extent:
 
 
 def find_index(blob: bytes, index: int) -> int:
-    """The number of the extent that holds message `index`: the last one that begins at or before it."""
+    """The number of the extent that contains message `index`: the last one that begins at or before it."""
     return _find(blob, index, 0)
 
 
 def find_position(blob: bytes, position: int) -> int:
-    """The number of the extent that holds the byte at `position`."""
+    """The number of the extent that contains the byte at `position`."""
     return _find(blob, position, 1)
 
 
@@ -80,7 +80,7 @@ def _find(blob: bytes, wanted: int, field: int) -> int:
 
 
 def after(blob: bytes, position: int) -> bytes:
-    """Without the extents that end at or before `position`."""
+    """Remove the extents that end at or before `position`."""
     if not blob or position < at(blob, 0).end_position:
         return blob
     number = find_position(blob, position)
@@ -89,7 +89,7 @@ def after(blob: bytes, position: int) -> bytes:
 
 
 def is_chain(blob: bytes, index: int, position: int, end_index: int, end_position: int) -> bool:
-    """Whether the extents follow each other without a gap from the first place to the second."""
+    """Whether the extents follow each other without a gap from the given beginning to the given end."""
     for _, _, first_index, first_position, messages, length in EXTENT.iter_unpack(blob):
         if first_index != index or first_position != position:
             return False
@@ -109,7 +109,7 @@ def chain(found: Iterable[Extent], end_index: int, end_position: int) -> bytes:
 
 
 def merge(blob: bytes, merged: Extent) -> bytes:
-    """With `merged` in place of the extents that it was made from, as far as they still exist."""
+    """Replace the extents that `merged` was made from, as far as they still exist."""
     inside = [merged.position <= extent.position < merged.end_position for extent in split(blob)]
     if True not in inside:
         return blob

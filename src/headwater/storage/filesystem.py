@@ -1,4 +1,4 @@
-"""The file-system interface: every call that storage makes to it, and nothing more.
+"""The file-system interface: all calls that storage makes to the file system.
 
 Storage uses only the `Filesystem` protocol, so a test can replace it by one that loses unsynced data and fails at any
 call. Errors are plain `OSError`s; the caller decides what they mean.
@@ -23,14 +23,14 @@ from headwater.storage.descriptor_reserve import DescriptorReserve
 T = TypeVar("T")
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Only the user that runs the server may read streams and keys, whatever its umask."""
+"""Only the user that runs the server may read streams and keys, regardless of the umask."""
 _OTHERS: Final = 0o077
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 class AlreadyLockedError(Exception):
-    """Another process holds the lock; `holder` is what it wrote about itself, if anything."""
+    """Another process holds the lock; `holder` is its process id, or empty."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
@@ -38,10 +38,10 @@ class AlreadyLockedError(Exception):
 
 
 class FileAppender(Protocol):
-    """A file open for writing, one write after the other."""
+    """A file open for sequential writes."""
 
     def write(self, data: Bytes) -> int:
-        """One write; returns how many bytes were taken, which may be fewer than given."""
+        """Write once; returns the number of bytes written, which may be fewer than given."""
 
     def sync(self) -> None:
         """Make everything written so far survive a power loss (not the file's name: see `sync_directory`)."""
@@ -51,12 +51,12 @@ class FileAppender(Protocol):
 
 
 class MappedFile(Protocol):
-    """A file that no longer changes below its present size, open for reading."""
+    """A file whose existing bytes no longer change, open for reading."""
 
     view: memoryview
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes, by a call that can report an I/O error (touching `view` could only crash)."""
+        """Read exactly these bytes, with a call that can report an I/O error (reading `view` would crash)."""
 
     def will_need(self, offset: int, length: int) -> None:
         """Load these bytes into the page cache in the background, because they are likely to be read next."""
@@ -74,19 +74,19 @@ class Lock(Protocol):
 
 class Filesystem(Protocol):
     def create(self, path: Path) -> FileAppender:
-        """A new file; it must not exist yet."""
+        """Create a file, which must not exist."""
 
     def extend(self, path: Path) -> FileAppender:
-        """An existing file, to be written at its end."""
+        """Open an existing file to append to it."""
 
     def overwrite(self, path: Path) -> FileAppender:
-        """An existing file, to be written from its beginning, over what it holds."""
+        """Open an existing file to overwrite it from its beginning."""
 
     def recycle(self, path: Path, target: Path) -> bool:
-        """Rename a file that nothing refers to any more, to be overwritten; False if it may still be read."""
+        """Rename a file that is no longer needed, to overwrite it later; False if it may still be read."""
 
     def truncate(self, path: Path, size: int) -> None:
-        """Cut a file to `size` and sync it."""
+        """Truncate a file to `size` and sync it."""
 
     def sync(self, path: Path) -> None:
         """Sync a file that is not open, with its size."""
@@ -97,15 +97,15 @@ class Filesystem(Protocol):
     def replace(self, source: Path, target: Path) -> None: ...
 
     def link(self, source: Path, target: Path) -> None:
-        """A second name for a file that no longer changes."""
+        """Create a hard link to a file that no longer changes."""
 
     def unlink(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path) -> None:
-        """One directory that only its owner may enter; its parent must exist. No error when it exists."""
+        """Create a directory that only its owner may enter. Its parent must exist; no error if it exists itself."""
 
     def make_parent(self, path: Path) -> None:
-        """One directory above a data directory, with the usual mode: other users may have to pass through it."""
+        """Create a directory above a data directory, with the usual mode: other users may need to pass through it."""
 
     def restrict(self, path: Path) -> int:
         """Restrict a directory and everything in it to its owner; returns how many entries changed."""
@@ -121,13 +121,13 @@ class Filesystem(Protocol):
     def map(self, path: Path) -> MappedFile: ...
 
     def free_bytes(self, path: Path) -> int:
-        """Space left for this process on the file system that holds `path`."""
+        """Free space for this process on the file system of `path`."""
 
     def lock(self, path: Path, note: str) -> Lock:
-        """Take an exclusive lock on a file and leave a note in it, or raise `AlreadyLockedError`."""
+        """Take an exclusive lock on a file and write `note` to it, or raise `AlreadyLockedError`."""
 
     def boot_id(self) -> bytes:
-        """16 bytes that change with a restart of the machine; all zero where the system has none."""
+        """16 bytes that change when the machine restarts; all zero if the system has no boot id."""
 
 
 class RealFilesystem:
@@ -253,7 +253,7 @@ class _RealAppender:
         SYSTEM.sync_data(self._descriptor)
 
     def close(self) -> None:
-        # A number that is closed twice may already belong to another file.
+        # If a descriptor is closed twice, its number may already belong to another file.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -273,7 +273,7 @@ class _RealMapped:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(self._descriptor).st_size
-            # The mapping itself refuses a length of zero.
+            # `mmap` refuses a length of zero.
             self._map = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ) if size else None
             self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
         except BaseException:
@@ -294,7 +294,7 @@ class _RealMapped:
 
     def relax(self) -> None:
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            # Of a file that is only read this gives up the mapping of its pages, not the pages in the cache.
+            # For a read-only file this drops the mapping of its pages, not the pages in the cache.
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class _RealMapped:
 
 
 class _RealLock:
-    """An advisory lock that the kernel drops with the process, however it ends."""
+    """An advisory lock that the kernel releases when the process ends, even if it is killed."""
 
     __slots__ = ("_descriptor",)
 

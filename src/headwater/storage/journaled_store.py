@@ -1,8 +1,8 @@
 """The storage modes with a journal: `file-fast` and `file-durable` over packs, `acid` over LMDB shards.
 
-A write is one append to the journal, synced in `file-durable` and `acid`; it touches nothing that readers use. What is
-in the journal and not yet in the cold store is held in memory: when half of `hot_tail_bytes` is full, a checkpoint
-begins. A write never waits for it; when twice `hot_tail_bytes` are full, the store is `busy` and refuses new writes for
+A write is one append to the journal, synced in `file-durable` and `acid`; it does not change anything that readers use.
+Data that is in the journal but not yet in the cold store is held in memory: when it reaches half of `hot_tail_bytes`, a
+checkpoint begins. A write never waits for it; at twice `hot_tail_bytes`, the store is `busy` and refuses new writes for
 a moment. Invariant: what is readable is in the cold store or in memory, without a gap.
 """
 
@@ -43,26 +43,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """The sizes that shape a store. The defaults suit a server; tests make them tiny."""
+    """Sizes and limits of a store. The defaults suit a server; tests use very small ones."""
 
     segment_bytes: int = 64 * 1024 * 1024
     hot_tail_bytes: int = 64 * 1024 * 1024
     busy_floor_bytes: int = 16 * 1024 * 1024
-    """However small the hot tail is, the store is not busy while less than this waits for a checkpoint."""
+    """The store is not busy while less than this is unsaved, even if `hot_tail_bytes` is smaller."""
     reserve_bytes: int | None = None
     """New writes are refused when less is free. By default enough for a checkpoint and two segments."""
     segments_max: int = SEGMENTS_MAX
     big_bytes: int = 1024 * 1024
-    """In packs: extents of this size are not merged any more."""
+    """In packs: extents of this size are no longer merged."""
     fanout: int = 8
-    """In packs: so many of one tier are merged into one of the next."""
+    """In packs: this many of one tier are merged into one of the next."""
     open_packs_max: int = 128
     manifest_floor_bytes: int = 1024 * 1024
     """In packs: a smaller manifest is never rewritten."""
     journal_dir: Path | None = None
-    """Where the journal is to be, if not in the data directory: absolute, and without links."""
-    look_every: int = 16
-    """Streams that maintenance handles between two looks at the clock."""
+    """The directory of the journal, if not in the data directory: absolute, and without links."""
+    clock_check_every: int = 16
+    """Streams that maintenance handles between two checks of the clock."""
 
     @property
     def reserve(self) -> int:
@@ -102,10 +102,10 @@ class JournaledStorage:
 
     @property
     def waits_for_disk(self) -> bool:
-        # Without syncs too: a write goes to the kernel, once for a whole tick, and may have to wait there.
+        # Also without syncs: a write is a system call, one for a whole loop iteration, and may block.
         return True
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- startup and shutdown --------------------------------------------------------------------------------------
 
     def recover(self) -> Iterator[Record]:
         unsaved = self._unsaved
@@ -114,7 +114,7 @@ class JournaledStorage:
             yield from self._cold.recover(unsaved)
             self._journal = self._cold.open_journal(segment_bytes=settings.segment_bytes, durable=self._durable)
         except OSError as error:
-            # A file that cannot be read may hold anything: starting without it would lose its content.
+            # A file that cannot be read may contain acknowledged data: starting without it would lose that.
             raise StorageError(f"Data directory {self._path} cannot be recovered: {error}") from error
         self._streams = unsaved.streams
         unsaved.bytes = sum(document_bytes(key, value) for key, value in unsaved.documents.items())
@@ -141,9 +141,9 @@ class JournaledStorage:
             try:
                 if journal.failure is None:
                     self._cold.finish()
-                journal.mark_whole()
+                journal.mark_complete()
             except (WriteFailedError, OSError) as error:
-                log.error("the store was not closed in good order: %s", error)
+                log.error("the store was not closed cleanly: %s", error)
             journal.close()
         self._cold.close()
         self._directory.close()
@@ -203,13 +203,13 @@ class JournaledStorage:
         self._maintenance.maintain(image_of)
 
     def checkpoint_soon(self) -> None:
-        """Request a checkpoint, which the next calls of `maintain` make."""
+        """Request a checkpoint; the next calls of `maintain` run it."""
         assert self._maintenance is not None
         self._maintenance.requested = True
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be written until the store is opened again, if so."""
+        """Why nothing can be written until the store is reopened, or None."""
         return self._journal.failure if self._journal is not None else None
 
     def refusal(self) -> str | None:
@@ -221,7 +221,7 @@ class JournaledStorage:
         free = self._free()
         if free < self._reserve_bytes:
             if maintenance is not None and self._unsaved.removed:
-                # Deleted streams give their space back only when a checkpoint has forgotten them.
+                # The space of deleted streams is freed only after a checkpoint without them.
                 maintenance.requested = True
             return (
                 f"The disk is nearly full: {free} bytes are free in {self._path}, and {self._reserve_bytes}"
@@ -230,8 +230,8 @@ class JournaledStorage:
         return self._cold.refusal()
 
     def busy(self) -> str | None:
-        if self._maintenance is not None and self._maintenance.overfull:
-            return "Data arrives faster than the disk can save it; try again in a moment."
+        if self._maintenance is not None and self._maintenance.must_refuse_writes:
+            return "Data arrives faster than the disk can save it; retry in a moment."
         return self._cold.busy()
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -241,33 +241,35 @@ class JournaledStorage:
         tail = stored.tail
         if tail is not None and index >= tail.index:
             return tail.boundary(index)
-        return self._named(stream_id, lambda: stored.boundary(self._cold, stream_id, index))
+        return self._read_cold(stream_id, lambda: stored.boundary(self._cold, stream_id, index))
 
     def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
         stored = self._streams[stream_id]
         tail = stored.tail
         if tail is not None and index >= tail.index:
             return tail.cut(index, position, end_index, max_bytes)
-        return self._named(stream_id, lambda: stored.cut(self._cold, stream_id, index, position, end_index, max_bytes))
+        return self._read_cold(
+            stream_id, lambda: stored.cut(self._cold, stream_id, index, position, end_index, max_bytes)
+        )
 
     def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
         stored = self._streams[stream_id]
-        return self._named(stream_id, lambda: stored.lengths(self._cold, stream_id, index, end_index))
+        return self._read_cold(stream_id, lambda: stored.lengths(self._cold, stream_id, index, end_index))
 
     def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
         stored = self._streams[stream_id]
-        return self._named(stream_id, lambda: stored.arrivals(self._cold, stream_id, index, end_index))
+        return self._read_cold(stream_id, lambda: stored.arrivals(self._cold, stream_id, index, end_index))
 
     def first_since(self, stream_id: int, at_ms: int) -> int:
         stored = self._streams[stream_id]
-        return self._named(stream_id, lambda: stored.first_since(self._cold, stream_id, at_ms))
+        return self._read_cold(stream_id, lambda: stored.first_since(self._cold, stream_id, at_ms))
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         stored = self._streams[stream_id]
         tail = stored.tail
         if tail is not None and position >= tail.position:
             return tail.read(position, end_position)
-        return self._named(stream_id, lambda: stored.read(self._cold, stream_id, position, end_position))
+        return self._read_cold(stream_id, lambda: stored.read(self._cold, stream_id, position, end_position))
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ class JournaledStorage:
         assert self._journal is not None
         return {"segments": len(self._journal.segments), **self._cold.parts()}
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _publish_create(self, record: Create) -> None:
         stored = self._streams[record.id] = new_stream(record.fork)
@@ -308,10 +310,10 @@ class JournaledStorage:
         unsaved.removed[stream_id] = stored
         unsaved.removed_bytes += stored.payload_bytes
 
-    def _named(self, stream_id: int, ask: Callable[[], T]) -> T:
-        """Read from the cold store; damage is reported with the stream's name."""
+    def _read_cold(self, stream_id: int, read: Callable[[], T]) -> T:
+        """Read from the cold store, and report damage with the stream's name."""
         try:
-            return ask()
+            return read()
         except DamagedRangeError as damage:
             name = self._cold.name_of(stream_id)
             raise CorruptError(f"{name} is damaged at position {damage.position}: {damage}") from damage
@@ -321,8 +323,8 @@ class JournaledStorage:
         if self._free_checked_at is None or now - self._free_checked_at >= FREE_CHECK_S:
             self._free_checked_at = now
             try:
-                places = filter(None, (self._path, self._directory.journal))
-                self._free_bytes = min(map(self._filesystem.free_bytes, places))
+                directories = filter(None, (self._path, self._directory.journal))
+                self._free_bytes = min(map(self._filesystem.free_bytes, directories))
             except OSError as error:
                 log.warning("free space of %s is unknown: %s", self._path, error)
         return self._free_bytes

@@ -1,8 +1,8 @@
-"""Maintenance: when checkpoints and background chores run, and how their results reach the event loop.
+"""Maintenance: schedules checkpoints and background chores, and brings their results to the event loop.
 
 `maintain` runs on the event loop in slices of a few milliseconds; the long parts are jobs of the worker. It begins a
 checkpoint when enough is unsaved, keeps the next journal segment ready, and runs the cold store's chores when there is
-time. One checkpoint at a time; see `cold_store` for its phases.
+time. There is one checkpoint at a time; see `cold_store` for its phases.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ log = logging.getLogger("headwater.storage")
 
 SLICE_S: Final = 0.002
 LONG_SLICE_S: Final = 0.01
-"""While memory is full."""
-OVERFULL: Final = 2
-"""How many times `hot_tail_bytes` may be held in memory before new writes are refused for a moment."""
+"""The slice while memory is full."""
+REFUSE_FACTOR: Final = 2
+"""New writes are refused while this multiple of `hot_tail_bytes` is in memory."""
 SEGMENTS_MAX: Final = 2
-"""A longer journal is saved even if little of it is data, so that a start never has much to replay."""
+"""A checkpoint is made when the journal has more segments, so that a start never has much to replay."""
 REST_S: Final = 1.0
 RETRY_S: Final = 1.0
 CHORE_RETRY_S: Final = 60.0
 
 _TEMPORARY: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that can pass: the attempt is repeated, with other files."""
+"""Temporary errors: the attempt is repeated, with other files."""
 
 
 class Maintenance:
@@ -53,31 +53,31 @@ class Maintenance:
         self._journal = journal
         self._worker = worker
         self._hot_max = hot_tail_bytes
-        self._overfull_bytes = max(OVERFULL * hot_tail_bytes, busy_floor_bytes)
+        self._refuse_from_bytes = max(REFUSE_FACTOR * hot_tail_bytes, busy_floor_bytes)
         self._segments_max = segments_max
         self._clock = clock
         self._steps: Steps | None = None
         self._chores: Steps | None = None
         self._preparing: Outcome | None = None
         self._prepare_at = 0.0
-        self._look_at = 0.0
+        self._chores_at = 0.0
         self._seen_lsn = -1
         self._saved_lsn = unsaved.lsn
         self._unsaved_since: float | None = None
         self.requested = False
-        """Set to have a checkpoint made as soon as possible."""
+        """Set to request a checkpoint as soon as possible."""
         self.problem: str | None = None
-        """Why a checkpoint could not be saved for the moment, if so."""
+        """Why a checkpoint cannot be saved at the moment, or None."""
 
     @property
-    def crowded(self) -> bool:
-        """Whether memory is so full that the running checkpoint should hurry."""
+    def is_memory_full(self) -> bool:
+        """Whether there is so much unsaved data that the running checkpoint gets longer slices."""
         return self._unsaved.memory_bytes >= self._hot_max
 
     @property
-    def overfull(self) -> bool:
-        """Whether memory is so full that no new data should be accepted."""
-        return self._unsaved.memory_bytes >= self._overfull_bytes
+    def must_refuse_writes(self) -> bool:
+        """Whether there is so much unsaved data that new writes must be refused."""
+        return self._unsaved.memory_bytes >= self._refuse_from_bytes
 
     @property
     def idle(self) -> bool:
@@ -102,8 +102,8 @@ class Maintenance:
             self._steps = self._advance(self._steps)
             self._unsaved.image_of = None
         now = self._clock()
-        if self._chores is None and now >= self._look_at and self._steps is None:
-            self._look_at = now + REST_S
+        if self._chores is None and now >= self._chores_at and self._steps is None:
+            self._chores_at = now + REST_S
             self._chores = self._run_chores()
         if self._chores is not None:
             self._chores = self._advance(self._chores)
@@ -115,11 +115,11 @@ class Maintenance:
             or 2 * unsaved.bytes >= self._hot_max
             or 2 * unsaved.removed_bytes >= self._hot_max
             or len(self._journal.segments) > self._segments_max
-            or self._has_waited()
+            or self._is_overdue()
         )
 
-    def _has_waited(self) -> bool:
-        """Whether something has been unsaved for as long as the cold store allows."""
+    def _is_overdue(self) -> bool:
+        """Whether data has been unsaved for as long as the cold store allows."""
         limit_s = self._cold.save_after_s
         if limit_s is None or self._unsaved.lsn == self._saved_lsn:
             return False
@@ -129,10 +129,10 @@ class Maintenance:
         return now - self._unsaved_since >= limit_s
 
     def _advance(self, steps: Steps) -> Steps | None:
-        """Continue for a slice, or until there is something to wait for."""
-        crowded = self.crowded
-        self._worker.hurry = crowded
-        deadline = self._clock() + (LONG_SLICE_S if crowded else SLICE_S)
+        """Run steps for one slice, or until they wait for a job; None when they are done."""
+        is_memory_full = self.is_memory_full
+        self._worker.hurry = is_memory_full
+        deadline = self._clock() + (LONG_SLICE_S if is_memory_full else SLICE_S)
         for step in steps:
             if step is Step.WAIT or self._clock() >= deadline:
                 return steps
@@ -153,7 +153,7 @@ class Maintenance:
         yield from self._cold.publish(saved)
         unsaved.end_checkpoint()
         self._saved_lsn = checkpoint.lsn
-        self._look_at = 0.0
+        self._chores_at = 0.0
 
     def _save(self, checkpoint: Checkpoint) -> Generator[Step, None, Any]:
         outcome = self._worker.submit(self._save_and_trim(checkpoint), urgent=True)
@@ -168,9 +168,9 @@ class Maintenance:
             self._journal.fail(f"Saving a checkpoint failed: {error}")
             return None
         log.error("a checkpoint failed and will be repeated: %s", error)
-        self.problem = f"Stored data cannot be saved for the moment: {error}"
-        again_at = self._clock() + RETRY_S
-        while self._clock() < again_at:
+        self.problem = f"Data cannot be saved at the moment: {error}"
+        retry_at = self._clock() + RETRY_S
+        while self._clock() < retry_at:
             yield Step.WAIT
         return None
 
@@ -195,7 +195,7 @@ class Maintenance:
                 self._journal.fail(f"Preparing the next journal segment failed: {error}")
         if self._preparing is None and self._clock() >= self._prepare_at:
             if self._journal.wants_next:
-                # Before a checkpoint that is being saved: it may take longer than the segment lasts.
+                # Ahead of a running checkpoint, which may take longer than the current segment lasts.
                 self._preparing = self._worker.submit(_call(self._journal.prepare), urgent=True, first=True)
             elif self._journal.wants_fill:
                 self._preparing = self._worker.submit(self._journal.fill(), urgent=False, first=True)
@@ -203,9 +203,13 @@ class Maintenance:
     # -- chores ----------------------------------------------------------------------------------------------------
 
     def _run_chores(self) -> Steps:
-        """Mark a quiet journal as whole, then run the cold store's chores one at a time."""
-        if self._seen_lsn == self._unsaved.lsn and not self._journal.is_marked_whole and self._journal.failure is None:
-            outcome = self._worker.submit(_call(self._journal.mark_whole), urgent=False)
+        """Mark an idle journal as complete, then run the cold store's chores one at a time."""
+        if (
+            self._seen_lsn == self._unsaved.lsn
+            and not self._journal.is_marked_complete
+            and self._journal.failure is None
+        ):
+            outcome = self._worker.submit(_call(self._journal.mark_complete), urgent=False)
             while not outcome.done:
                 yield Step.WAIT
             if outcome.error is not None:
@@ -224,7 +228,7 @@ class Maintenance:
                 self._journal.fail(str(error))
             else:
                 chore.failed(error)
-            self._look_at = self._clock() + CHORE_RETRY_S
+            self._chores_at = self._clock() + CHORE_RETRY_S
             return
 
 

@@ -1,6 +1,6 @@
-"""Storage mode `memory`: everything in RAM, nothing survives.
+"""Storage mode `memory`: all data is in RAM, and lost when the process ends.
 
-Keeps, per incarnation, one `Tail` with all of its bytes, and gives them back the moment the incarnation is removed.
+Each incarnation has one `Tail` with all of its bytes, which are freed when the incarnation is removed.
 """
 
 from __future__ import annotations

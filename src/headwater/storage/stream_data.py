@@ -1,8 +1,8 @@
 """The bytes of one stream: extents in the cold store, then tails in memory.
 
 They are a chain of runs without a gap: the stream's extents, then the tail that a checkpoint is saving, then the tail
-that grows. A tail may begin before the end of the extents: then it is also a cache of their data. Every read of a
-stream uses its runs, in order, from the last run that contains its start.
+that grows. A tail may begin before the end of the extents; then it also caches their data. Every read of a stream uses
+its runs, in order, from the last run that contains its start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headwater.storage.interface import CorruptError
 from headwater.storage.tail import TIME_RUN_BYTES, Tail
 
 TAIL_BYTES: Final = 400
-"""About what an empty tail costs in memory: itself, its buffer, its index and its times."""
+"""Approximate memory of an empty tail: the object, its buffer, its index and its times."""
 
 
 class Run(Protocol):
@@ -48,14 +48,14 @@ class ColdRuns(Protocol):
     """The part of a cold store that stream data needs."""
 
     def run(self, stream_id: int, extent: Extent) -> Run:
-        """An extent, open for reading. Raises OSError or `CorruptError` when it cannot be opened."""
+        """Open an extent for reading. Raises OSError or `CorruptError` if it cannot be opened."""
 
     def release(self, stream_id: int, blob: bytes, position: int) -> None:
-        """These extents are no longer used, and nothing of the stream before `position` is."""
+        """Note that these extents, and all bytes of the stream before `position`, are no longer used."""
 
 
 class DamagedRangeError(Exception):
-    """Bytes of a stream that cannot be served. `position` is the first that may be affected."""
+    """Bytes of a stream cannot be served. `position` is the first that may be affected."""
 
     def __init__(self, position: int, what: str) -> None:
         super().__init__(what)
@@ -63,7 +63,7 @@ class DamagedRangeError(Exception):
 
 
 class StreamData:
-    """One stream, from its base on: what is before the base belongs to its source, or was trimmed.
+    """The data of one stream, from its base: what is before the base belongs to its source, or was trimmed.
 
     An idle stream costs only this object and its extents.
     """
@@ -129,7 +129,7 @@ class StreamData:
         return self.tail
 
     def trim(self, cold: ColdRuns, stream_id: int, index: int, position: int) -> None:
-        """Drop everything before a boundary. A tail that is being saved is trimmed when that is done."""
+        """Drop everything before a boundary. A tail that is being saved is trimmed after that."""
         self.base_index, self.base_position = index, position
         if self.tail is not None:
             self.tail.drop(index)
@@ -161,7 +161,8 @@ class StreamData:
     def cut(
         self, cold: ColdRuns, stream_id: int, index: int, position: int, end_index: int, max_bytes: int
     ) -> tuple[int, int]:
-        """The last boundary within `max_bytes` of (index, position), at least one message on, at most `end_index`."""
+        """The last boundary within `max_bytes` of (index, position), at least one message further, at most
+        `end_index`."""
         limit = position + max_bytes
         found = (index, position)
         for run in self._runs_from_index(cold, stream_id, index):
@@ -180,7 +181,7 @@ class StreamData:
         return found
 
     def arrivals(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> list[TimeRun]:
-        """When the messages from `index` to `end_index` arrived."""
+        """The arrival times of the messages from `index` to `end_index`."""
         found: list[TimeRun] = []
         for run, start, stop in self._parts(cold, stream_id, index, end_index):
             found += run.arrivals(start, stop)
@@ -218,7 +219,7 @@ class StreamData:
         return pieces
 
     def _parts(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> Iterator[tuple[Run, int, int]]:
-        """Each run with messages from `index` to `end_index`, and the range of these in it."""
+        """The runs with messages from `index` to `end_index`, each with its part of that range."""
         for run in self._runs_from_index(cold, stream_id, index):
             if index >= end_index:
                 return
@@ -227,7 +228,7 @@ class StreamData:
             index = stop
 
     def _runs_from_index(self, cold: ColdRuns, stream_id: int, index: int) -> Iterator[Run]:
-        """The runs from the one that holds message `index` on."""
+        """The runs from the one that contains message `index`."""
         tail, frozen = self.tail, self.frozen
         if index < self.base_index:
             raise DamagedRangeError(self.base_position, f"messages before {self.base_index} are no longer stored")
@@ -261,10 +262,10 @@ class StreamData:
 
 
 def new_stream(fork: ForkPoint | None) -> StreamData:
-    """A stream without its own data yet."""
+    """The data of a new stream."""
     return StreamData(fork.message_index, fork.byte_position) if fork is not None else StreamData(0, 0)
 
 
 def memory_of(tail: Tail | None) -> int:
-    """About how much memory a tail takes."""
+    """The approximate memory of a tail."""
     return TAIL_BYTES + tail.size + 8 * (len(tail.ends) + len(tail.times)) if tail is not None else 0

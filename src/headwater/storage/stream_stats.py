@@ -1,4 +1,4 @@
-"""Figures about the streams of a store."""
+"""Statistics about the streams of a store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.core.floors import floors, own_start
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """How many streams, forks, documents and snapshots a store has, and their sizes."""
+    """The numbers and sizes of a store's streams, forks, documents and snapshots."""
 
     streams: int = 0
     forks: int = 0
@@ -18,7 +18,7 @@ class StreamStats:
     """Deleted, but kept because forks read from them. They count among the streams."""
     documents: int = 0
     payload_bytes: int = 0
-    """Message bytes that are kept; what forks share counts once."""
+    """Message bytes that are kept; bytes that forks share are counted once."""
     snapshots: int = 0
     snapshot_bytes: int = 0
 

@@ -1,9 +1,9 @@
-"""A run of consecutive messages of one stream, in memory: its bytes, where each message ends, and when it arrived.
+"""A run of consecutive messages of one stream in memory: bytes, message ends and arrival times.
 
 Used for all of a stream in `memory`, and for the hot tail in the other modes. Positions and indexes are absolute.
 
-Small payloads are gathered in blocks; a large one is kept as the block that it is, so that an append of many megabytes
-copies nothing on the event loop.
+Small payloads are collected in blocks; a large one becomes a block without a copy, so that an append of many megabytes
+does not block the event loop.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headwater import native
 from headwater.storage.arrival_times import TimeRun
 
 BLOCK_BYTES: Final = 256 * 1024
-"""Nothing more is added to a block of this size."""
-WHOLE_BYTES: Final = 64 * 1024
-"""A payload of this size is a block."""
+"""A block of this size is complete."""
+OWN_BLOCK_BYTES: Final = 64 * 1024
+"""A payload of at least this size becomes its own block."""
 SHARED_MAX_BYTES: Final = 1024 * 1024
-"""Readers get views of blocks up to this size, and copies of parts of larger ones: a view keeps all of its block."""
+"""Readers get views of blocks up to this size, and copies of parts of larger ones: a view keeps its block in memory."""
 TIME_RUN_BYTES: Final = 16
 
 
@@ -36,9 +36,9 @@ class Tail:
         self.ends = array("Q")
         self.times = array("Q")
         """Runs of messages that arrived at the same time, two numbers each: the index after its last message, and the
-        time in milliseconds. One array, because in memory every stream has one."""
+        time in milliseconds. One array instead of two, to save memory for each stream."""
         self._growing = bytearray()
-        """The last block, which takes the next small payload."""
+        """The last block, to which the next small payload is added."""
         self._growing_position = position
         self._blocks: list[bytes | bytearray] | None = None
         """The blocks before it, which never change; the first may begin before `position`."""
@@ -59,11 +59,11 @@ class Tail:
         return self._growing_position + len(self._growing) - self.position
 
     def extend(self, payload: bytes, lengths: Sequence[int], at_ms: int) -> int:
-        """Add messages that arrived at `at_ms`; returns how much memory they take. Time never goes back."""
+        """Add messages that arrived at `at_ms`, which never decreases; returns the memory that they use."""
         growing = self._growing
         size = len(payload)
         end = self._growing_position + len(growing)
-        if size >= WHOLE_BYTES:
+        if size >= OWN_BLOCK_BYTES:
             if growing:
                 self._seal()
             self._growing_position = end + size
@@ -96,7 +96,7 @@ class Tail:
         return None
 
     def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        """The last boundary within `max_bytes` of (index, position), at least one message on."""
+        """The last boundary within `max_bytes` of (index, position), at least one message further."""
         low = index - self.index
         high = end_index - self.index
         at = bisect_right(self.ends, position + max_bytes, low, high)
@@ -171,7 +171,7 @@ class Tail:
             yield self._growing, memoryview(self._growing)[at : at + end_position - position]
 
     def drop(self, index: int) -> None:
-        """Forget the messages before `index`, which must be a boundary of the run."""
+        """Drop the messages before `index`, which must be a boundary of the run."""
         at = index - self.index
         if at <= 0:
             return

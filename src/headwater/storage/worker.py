@@ -1,8 +1,8 @@
-"""The store's worker: long jobs in small steps on a separate thread.
+"""The store's worker: runs long jobs in small steps on a separate thread.
 
-A job is a generator: it does a little, yields, and at its end returns a result. An urgent job goes before background
-ones, between any two of their steps. All jobs run on one thread, so they need no locks among themselves. What a job
-changes for the event loop is applied there, from its result.
+A job is a generator: it does a small step, yields, and at its end returns a result. An urgent job runs before
+background ones, between any two of their steps. All jobs run on one thread, so they need no locks between each other.
+The event loop applies the result of a job to its own state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 Job: TypeAlias = Generator[None, None, Any]
 
-_BREATH_S: Final = 0.0002
+_PAUSE_S: Final = 0.0002
 """Sleeping this long after a step lets the event loop acquire the GIL."""
 
 
@@ -31,7 +31,7 @@ class Outcome:
         self.result: Any = None
 
     def step(self) -> None:
-        """One step of the job, to be called by a worker until it is done."""
+        """Run one step of the job; a worker calls this until it is done."""
         try:
             next(self.job)
         except StopIteration as stop:
@@ -44,10 +44,10 @@ class Outcome:
 
 class Worker(Protocol):
     hurry: bool
-    """Whether jobs should run without pauses, though the event loop then gets the interpreter less often."""
+    """Whether jobs run without pauses, although the event loop then gets the GIL less often."""
 
     def submit(self, job: Job, *, urgent: bool, first: bool = False) -> Outcome:
-        """Queue a job. One that is to be `first` goes before other urgent ones, between two of their steps."""
+        """Queue a job. With `first` it runs before other jobs of its queue, between two of their steps."""
 
     def close(self) -> None:
         """Finish urgent jobs, interrupt the others, and stop."""
@@ -92,9 +92,9 @@ class ThreadWorker:
                     queue.remove(outcome)
                     self._changed.notify_all()
             elif not self.hurry:
-                time.sleep(_BREATH_S)
+                time.sleep(_PAUSE_S)
         for outcome in self._background:
-            # A job that is interrupted removes what it has written.
+            # An interrupted job removes the files that it has written.
             outcome.job.close()
 
     def _next(self) -> Outcome | None:

@@ -1,8 +1,8 @@
-"""A data directory of several workers: one complete store for each, and the file `WORKERS`, which says how many.
+"""A data directory of several workers: a complete store for each, and the file `WORKERS` with their number.
 
 The stores are in `workers-{generation}/{number}`. When the number of workers changes, the streams are copied into the
-stores of the next generation, and `WORKERS` is replaced at the end: so after a crash there is either the old division
-or the new one. A directory without `WORKERS` is a store itself, as one process has it.
+stores of the next generation, and `WORKERS` is replaced at the end, so after a crash there is either the old division
+or the new one. A directory without `WORKERS` is the store of a single process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from headwater.storage.directory import FORMAT_NAME, read_format, write_file
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
-from headwater.storage.journal_place import moved_journals, remove_journals
+from headwater.storage.journal_location import moved_journals, remove_journals
 
 WORKERS_NAME: Final = "WORKERS"
 _NEW_WORKERS_NAME: Final = "WORKERS.new"
@@ -42,7 +42,7 @@ class WorkerStores(msgspec.Struct, frozen=True):
 
 
 def read_worker_stores(root: Path) -> WorkerStores | None:
-    """How the directory is divided; None if it is not, or does not exist."""
+    """Read the division of a directory; None if it is not divided, or does not exist."""
     path = root / WORKERS_NAME
     try:
         found = msgspec.json.decode(path.read_bytes(), type=WorkerStores)
@@ -58,7 +58,7 @@ def read_worker_stores(root: Path) -> WorkerStores | None:
 
 
 def write_worker_stores(root: Path, stores: WorkerStores) -> None:
-    """Make this the division of the directory, atomically. The stores must be durable."""
+    """Replace the division of the directory atomically. The stores must be durable."""
     filesystem = RealFilesystem()
     fresh = root / _NEW_WORKERS_NAME
     with suppress(FileNotFoundError):
@@ -85,11 +85,13 @@ def shards_of(root: Path) -> int | None:
 
 
 def remove_leftovers(root: Path, stores: WorkerStores, plain_names: frozenset[str]) -> None:
-    """Remove what an earlier division left: stores of other generations, and the files of an undivided store."""
+    """Remove the files of an earlier division: stores of other generations, and the files of an undivided store."""
     current = f"{GENERATION_PREFIX}{stores.generation}"
     generations = [path for path in root.glob(f"{GENERATION_PREFIX}*") if path.name != current]
-    gone = [store for generation in generations for store in generation.iterdir()] + ([root] if plain_names else [])
-    remove_journals(moved_journals(gone))
+    old_stores = [store for generation in generations for store in generation.iterdir()] + (
+        [root] if plain_names else []
+    )
+    remove_journals(moved_journals(old_stores))
     plain = (path for path in root.iterdir() if path.name in plain_names)
     for path in (*sorted(plain, key=lambda path: path.name != FORMAT_NAME), *generations):
         if path.is_dir() and not path.is_symlink():

@@ -14,7 +14,7 @@ from headwater.cluster.nodes.schema import connect
 from headwater.stack.database import LocalPostgres
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
-from headwater.storage.tiering.home import Home
+from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
 from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.open import TierSettings, open_replicated
 from tests.storage.acid.driver import messages_of
@@ -151,8 +151,8 @@ def test_former_owner_that_did_not_ask_would_delete_what_is_needed(
         former.store()
         with store.opened(2):
             pass
-        monkeypatch.setattr(Home, "commit", lambda *_: None)
-        monkeypatch.setattr(Home, "check_still_ours", lambda *_: None)
+        monkeypatch.setattr(ClaimedPrefix, "commit", lambda *_: None)
+        monkeypatch.setattr(ClaimedPrefix, "check_ownership", lambda *_: None)
         former.uploader.saved(former.uploader._state._replace(packs=()))  # type: ignore[union-attr]
         wait_until(lambda: not objects.sizes("packs/"), what="the packs to be deleted")
     with pytest.raises(CorruptError, match="is missing"), store.opened(3):

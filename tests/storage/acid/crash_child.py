@@ -189,7 +189,7 @@ def producers_in_another_transaction(_: Writer) -> None:
                 if record.producer_id is None or txn.get(ID.pack(record.id), db=self.databases.streams) is None:
                     continue
                 touched = work._touch(record.id)
-                work._recall(touched, record.producer_id)
+                work._load_producer(touched, record.producer_id)
                 known = (touched.stream.producers or {}).get(record.producer_id)
                 state = remember(known, record.epoch, record.seq, record.digest, record.at_ms)
                 touched.stream.producers = {**(touched.stream.producers or {}), record.producer_id: state}

@@ -194,7 +194,7 @@ def save_all(store: JournaledStorage) -> None:
     def is_done() -> bool:
         if maintenance.idle and maintenance._saved_lsn != store._unsaved.lsn:
             store.checkpoint_soon()
-        maintenance._look_at = 0.0
+        maintenance._chores_at = 0.0
         store.maintain(lambda _: None)
         is_saved = maintenance.idle and maintenance._saved_lsn == store._unsaved.lsn
         return journal.failure is not None or (

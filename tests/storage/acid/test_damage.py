@@ -71,7 +71,7 @@ def _make_store(home: Path, *, crashed: bool) -> None:
         fill(driver, "four", store, carried=False)
         # As a server does after it has been idle for a second.
         assert store._journal is not None
-        store._journal.mark_whole()
+        store._journal.mark_complete()
     shutil.copytree(origin, home / "store", ignore=shutil.ignore_patterns("LOCK", "lock.mdb"))
     if crashed:
         store.close()

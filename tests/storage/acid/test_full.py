@@ -49,7 +49,7 @@ def append_until_failed(driver: Driver) -> list[bytes]:
 
 
 def test_nearly_full_map_refuses_writes_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
+    monkeypatch.setattr(shard_store, "CHECK_SPACE_S", 0.0)
     storage = open_acid(tmp_path, 1, 2**22, 1, save_after_s=0.0)
     driver = Driver([storage])
     driver.recover(storage)
@@ -129,7 +129,7 @@ def test_failed_write_is_never_retried(tmp_path: Path) -> None:
 
 
 def test_nearly_full_disk_refuses_writes_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
+    monkeypatch.setattr(shard_store, "CHECK_SPACE_S", 0.0)
     storage = open_acid(tmp_path, 1, 2**26, 2**20)
     list(storage.recover())
     storage.maintain(lambda _: None)
@@ -138,7 +138,7 @@ def test_nearly_full_disk_refuses_writes_until_there_is_space(tmp_path: Path, mo
     storage.maintain(lambda _: None)
     assert "has less than 128 MiB left" in (storage.refusal() or "")
     monkeypatch.undo()
-    monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
+    monkeypatch.setattr(shard_store, "CHECK_SPACE_S", 0.0)
     storage.maintain(lambda _: None)
     assert storage.refusal() is None
     storage.close()

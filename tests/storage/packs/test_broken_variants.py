@@ -254,7 +254,7 @@ def deletions_forgotten_by_the_manifest(patch: pytest.MonkeyPatch) -> None:
     save = Manifest.save
 
     def keep_all(self: Manifest, commit: Commit, kept: list[SavedState]) -> Iterator[None]:
-        return save(self, msgspec.structs.replace(commit, gone=()), kept)
+        return save(self, msgspec.structs.replace(commit, removed=()), kept)
 
     patch.setattr(Manifest, "save", keep_all)
 
@@ -301,7 +301,7 @@ def bytes_of_removed_streams_freed_at_once(patch: pytest.MonkeyPatch) -> None:
     def eager(self: JournaledStorage, stream_id: int, lsn: int) -> None:
         remove(self, stream_id, lsn)
         stored = self._unsaved.removed.pop(stream_id)
-        packs_of(self).pack_set.release(stored.extents)
+        packs_of(self).pack_set.remove_live(stored.extents)
         stored.extents = b""
 
     patch.setattr(JournaledStorage, "_remove", eager)
@@ -327,14 +327,14 @@ def deletions_saved_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def neighbours_joined_across_a_gap(patch: pytest.MonkeyPatch) -> None:
-    neighbours = compaction._neighbours
+    neighbours = compaction._adjacent_groups
 
     def greedy(blob: bytes, sources: dict[int, Any]) -> Iterator[list[Extent]]:
         together = [extent for group in neighbours(blob, sources) for extent in group]
         if together:
             yield together
 
-    patch.setattr(compaction, "_neighbours", greedy)
+    patch.setattr(compaction, "_adjacent_groups", greedy)
 
 
 def old_packs_unlinked_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def packs_counted_too_early(patch: pytest.MonkeyPatch) -> None:
 
     def open_at_once(self: PackSet, info: PackInfo) -> None:
         add(self, info)
-        self._settling.clear()
+        self._incomplete.clear()
 
     patch.setattr(PackSet, "add", open_at_once)
 

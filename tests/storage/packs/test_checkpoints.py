@@ -21,7 +21,7 @@ ROOMY = StoreSettings(
     big_bytes=2048,
     segments_max=10**6,
     fanout=3,
-    look_every=1,
+    clock_check_every=1,
 )
 """No automatic checkpoints: the tests request them."""
 ONE_STEP_PER_TEND_S = 0.01
@@ -427,7 +427,9 @@ def test_damaged_pack_does_not_prevent_merging_of_others(bench: Bench) -> None:
 
 def test_deletions_alone_free_disk_space() -> None:
     """Deletions add nothing to memory, so the bytes that they make dead must trigger a checkpoint."""
-    bench = Bench(StoreSettings(segment_bytes=4096, hot_tail_bytes=8000, reserve_bytes=0, big_bytes=2048, look_every=1))
+    bench = Bench(
+        StoreSettings(segment_bytes=4096, hot_tail_bytes=8000, reserve_bytes=0, big_bytes=2048, clock_check_every=1)
+    )
     process = bench.process
     for number in range(8):
         process.create(f"s{number}", Random(number).randbytes(3000))
@@ -444,7 +446,7 @@ def test_deletions_alone_free_disk_space() -> None:
 
 def test_deletions_free_space_on_a_full_disk() -> None:
     """Too little is deleted to trigger a checkpoint normally, but on a full disk it counts."""
-    bench = Bench(StoreSettings(segment_bytes=4096, hot_tail_bytes=10**6, reserve_bytes=1000, look_every=1))
+    bench = Bench(StoreSettings(segment_bytes=4096, hot_tail_bytes=10**6, reserve_bytes=1000, clock_check_every=1))
     process = bench.process
     for number in range(4):
         process.create(f"s{number}", Random(number).randbytes(3000))
@@ -494,7 +496,7 @@ def test_manifest_is_rewritten_when_most_of_it_is_outdated() -> None:
             reserve_bytes=0,
             segments_max=10**6,
             manifest_floor_bytes=1000,
-            look_every=1,
+            clock_check_every=1,
         )
     )
     process = bench.process

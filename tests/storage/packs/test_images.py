@@ -99,7 +99,7 @@ def test_each_encoder_call_handles_at_most_one_piece(monkeypatch: pytest.MonkeyP
 def test_a_slice_of_a_checkpoint_copies_and_releases_one_large_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Normally the clock is checked after every sixteen streams."""
     monkeypatch.setattr(states, "PRODUCERS_AT_ONCE", 2)
-    bench = Bench(replace(ROOMY, look_every=16))
+    bench = Bench(replace(ROOMY, clock_check_every=16))
     process = bench.process
     for number in range(32):
         process.create(f"s{number}", b"x")

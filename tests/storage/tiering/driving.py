@@ -67,10 +67,10 @@ class TieredRun:
 
         def is_tidy() -> bool:
             if maintenance._chores is None:
-                maintenance._look_at = 0.0
+                maintenance._chores_at = 0.0
             self.storage.maintain(lambda _: None)
             # The time of the next look is set when the chores begin.
-            return maintenance.idle and maintenance._chores is None and maintenance._look_at > 0.0
+            return maintenance.idle and maintenance._chores is None and maintenance._chores_at > 0.0
 
         wait_until(is_tidy, what="the chores", every_s=0.0005)
 

@@ -14,7 +14,7 @@ import pytest
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.packs.manifest import NAME, Manifest
-from headwater.storage.tiering.home import Home
+from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
 from headwater.storage.tiering.objects import Objects, ObjectStoreError
 from headwater.storage.tiering.uploader import pack_key
 from tests.storage.acid.driver import messages_of
@@ -64,7 +64,7 @@ class Interrupted(SwitchedObjects):
 
 def check_head(objects: Objects, directory: Path) -> None:
     """Whether everything that `HEAD` leads to is there."""
-    head = Home(objects).head
+    head = ClaimedPrefix(objects).head
     if head is None or not head.parts:
         return
     parts = [objects.get(part.key) for part in head.parts]
@@ -136,7 +136,7 @@ def test_a_lost_answer_to_a_commit_is_not_taken_for_another_server(
         run.save()
         run.uploader.step()
         assert run.uploader.is_current
-        head = Home(objects).head
+        head = ClaimedPrefix(objects).head
         assert head is not None
         assert head.lsn == run.storage._unsaved.lsn
 

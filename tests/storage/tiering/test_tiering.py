@@ -18,7 +18,7 @@ from headwater.storage.interface import StorageError, WriteFailedError
 from headwater.storage.offline.backup import take_backup
 from headwater.storage.offline.purge import purge
 from headwater.storage.tiering.block_cache import BLOCK_BYTES, NotLocalError
-from headwater.storage.tiering.home import Home
+from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
 from headwater.storage.tiering.object_store import ObjectStoreObjects
 from headwater.storage.tiering.open import open_objects
 from tests.storage.acid.driver import messages_of
@@ -41,7 +41,7 @@ def test_a_checkpoint_brings_its_packs_and_the_manifest_to_the_store(tmp_path: P
         stream = filled(run)
         assert [name.removeprefix("packs/") for name in objects.sizes("packs/")] == run.local_packs()
         assert all(name.startswith("000001") for name in run.local_packs()), "the name begins with the epoch"
-        head = Home(objects).head
+        head = ClaimedPrefix(objects).head
         assert head is not None
         assert head.epoch == 1
         assert head.lsn == run.storage._unsaved.lsn

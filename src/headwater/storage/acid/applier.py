@@ -48,7 +48,7 @@ class _Touched:
         """Index and position at which the new bytes begin."""
         self.producers_replaced = False
         self.evicted: set[str] = set()
-        """Producers whose rows are to be deleted, unless they append again."""
+        """Producers whose rows are deleted, unless they append again."""
 
 
 class _JoinedPiece(NamedTuple):
@@ -69,8 +69,8 @@ class Applier:
         self._catalog: Catalog[StreamState] = Catalog(StreamState)
         self._touched: dict[int, _Touched] = {}
         self.row_sum = 0
-        """By how much the sum of all row checksums changes."""
-        self.graves_dug: Final[list[int]] = []
+        """The change of the sum of all row checksums."""
+        self.removed_ids: Final[list[int]] = []
 
     def apply(self, record: Record) -> None:
         if type(record) is Append:
@@ -82,7 +82,7 @@ class Applier:
                     f" position {record.byte_position}: something between them is missing."
                 )
             if record.producer_id is not None:
-                self._recall(touched, record.producer_id)
+                self._load_producer(touched, record.producer_id)
             self._catalog.apply(record)
             if record.payload:
                 self._add(touched, record.message_index, record.byte_position, record)
@@ -115,11 +115,11 @@ class Applier:
         key = ID.pack(stream_id)
         row = self._txn.get(key, db=self._databases.streams)
         if row is None:
-            raise CorruptError(f"{self._path}: stream id {key.hex()} is to be removed and does not exist.")
+            raise CorruptError(f"{self._path}: stream id {key.hex()}, which a record removes, does not exist.")
         self.row_sum -= crc_of(row)
         self._txn.delete(key, db=self._databases.streams)
         self._txn.put(key, b"", db=self._databases.graves)
-        self.graves_dug.append(stream_id)
+        self.removed_ids.append(stream_id)
 
     def flush(self) -> list[StreamState]:
         """Write what changed; returns the streams that were touched."""
@@ -138,15 +138,15 @@ class Applier:
         key = ID.pack(stream_id)
         row = self._txn.get(key, db=self._databases.streams)
         if row is None:
-            raise CorruptError(f"{self._path}: stream id {key.hex()} is in the journal and not in its shard.")
+            raise CorruptError(f"{self._path}: stream id {key.hex()} is in the journal but not in its shard.")
         try:
             image = decode_image(key, row)
         except (DamagedRowError, msgspec.MsgspecError) as error:
             raise CorruptError(f"{self._path}: the state of stream id {key.hex()} is damaged: {error}.") from error
         return self._install(image, crc_of(row))
 
-    def _recall(self, touched: _Touched, producer_id: str) -> None:
-        """Read a producer of the stream from the shard. Only those that change are read, and then written."""
+    def _load_producer(self, touched: _Touched, producer_id: str) -> None:
+        """Read a producer of the stream from the shard. Only producers that change are read and written."""
         stream = touched.stream
         if touched.row_crc is None or touched.producers_replaced or producer_id in (stream.producers or ()):
             return
@@ -179,7 +179,8 @@ class Applier:
             self._add(touched, stream.base.message_index, stream.base.byte_position, record)
 
     def _replace(self, image: Image) -> None:
-        """A whole state, as a copy from another store has it: new, or in place of the present one."""
+        """Install a complete state, which comes from a copy of another store, in place of the present one if there is
+        one."""
         key = ID.pack(image.id)
         known = self._touched.get(image.id)
         if known is not None:
@@ -209,15 +210,13 @@ class Applier:
             writer.add(record.payload, record.lengths, record.at_ms)
         for key, value in writer.finish():
             if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
-                raise CorruptError(
-                    f"{self._path}: stream {touched.stream.name!r} has bytes beyond its end, where new ones belong."
-                )
+                raise CorruptError(f"{self._path}: stream {touched.stream.name!r} already has bytes after its end.")
 
     def _take_small_pieces(self, stream_id: int, index: int, position: int, size: int) -> list[_JoinedPiece]:
         """Delete and return the pieces before the new bytes that are no larger than these, the newest first.
 
         They are written again, joined with the new bytes. So the pieces at the end of a stream at least double in size
-        from one to the next older one: a reader meets few of them however many checkpoints wrote them, and a byte is
+        from one to the next older one: a reader finds few of them however many checkpoints wrote them, and a byte is
         written again at most as often as its piece can double.
         """
         taken: list[_JoinedPiece] = []
@@ -233,7 +232,7 @@ class Applier:
                     body = bytes(piece.verified_body())
                     taken.append(_JoinedPiece(piece.start_index, piece.position, list(piece.ends), times, body))
                 except DamagedPieceError:
-                    # It stays: its copy would look sound. A read or a check reports it.
+                    # Keep it: a copy would have a valid checksum. A read or a check reports it.
                     break
                 index, position = piece.start_index, piece.position
                 size += len(piece.body)

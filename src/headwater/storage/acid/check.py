@@ -1,7 +1,7 @@
 """Check an `acid` store that no server has open.
 
 First every page of every database is verified by a reader that never maps the file (damaged pages can crash a process
-that maps them). Then every checksum is verified, and that all parts agree: the ledgers with the checkpoint file and the
+that maps them). Then it verifies every checksum, and that all parts agree: the ledgers with the checkpoint file and the
 journal, the state of each stream with its pieces, producers with streams.
 """
 
@@ -32,17 +32,17 @@ from headwater.storage.acid.shard import Shard
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal.replay import Replay
-from headwater.storage.journal_place import journal_directory
+from headwater.storage.journal_location import journal_directory
 
 _MAP_BYTES: Final = 2**40
-"""Of address space, for one database at a time: enough for one that grows while it is read."""
+"""Address space for one database at a time: enough for one that grows while it is read."""
 
 
 def find_problems(filesystem: Filesystem, directory: Path) -> Iterator[str]:
-    """Every problem found, a sentence each; none when all is well. Raises `StorageError` if it cannot even look."""
+    """Yield one sentence for each problem. Raises `StorageError` if the store cannot be opened."""
     root = directory / DIRECTORY
     if not root.exists():
-        # A store that was never started.
+        # No server has opened the store yet.
         return
     manifest = read_manifest(root)
     paths = [shard_path(root, number) for number in range(manifest.shard_count)]
@@ -58,7 +58,7 @@ def find_problems(filesystem: Filesystem, directory: Path) -> Iterator[str]:
 
 
 def open_shard(root: Path, number: int, manifest: AcidManifest) -> Shard:
-    """A shard to read, whether or not a server has it open."""
+    """Open a shard for reading, whether or not a server has it open."""
     count, store_id = manifest.shard_count, manifest.id_bytes
     return Shard(shard_path(root, number), number, count, _MAP_BYTES, store_id, readonly=True)
 
@@ -86,10 +86,10 @@ def _contents(filesystem: Filesystem, directory: Path, manifest: AcidManifest) -
                         f"{shard.path} is at record {shard.ledger.lsn}, which does not fit the journal"
                         f" (seen at {seen[number]}, ends at {last_lsn}): files of different times were mixed."
                     )
-                here = {state.id: state for state in shard.states() if isinstance(state, Image)}
-                yield from _pieces(shard, here)
-                yield from _producers_without_stream(shard, here)
-                streams |= here
+                images = {state.id: state for state in shard.states() if isinstance(state, Image)}
+                yield from _pieces(shard, images)
+                yield from _producers_without_stream(shard, images)
+                streams |= images
         except StorageError as error:
             yield str(error)
     if not is_pending:
@@ -100,7 +100,7 @@ def _contents(filesystem: Filesystem, directory: Path, manifest: AcidManifest) -
 
 
 def _journal(filesystem: Filesystem, directory: Path, manifest: AcidManifest) -> tuple[tuple[int, ...], int, bool]:
-    """Read all of the journal: where each shard must be at least, its last record, and whether any are pending."""
+    """Read the whole journal: the least record of each shard, the last record, and whether any are pending."""
     root = directory / DIRECTORY
     if manifest.format == FIRST_FORMAT:
         with closing(OldJournal(old_journal_path(root), manifest.id_bytes, manifest.shard_count)) as journal:
@@ -115,7 +115,7 @@ def _journal(filesystem: Filesystem, directory: Path, manifest: AcidManifest) ->
 
 
 def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
-    """Whether the pieces of every stream are whole, and reach from its beginning to its end."""
+    """Check that the pieces of every stream are intact, and cover it from its beginning to its end."""
     reached: dict[int, tuple[int, int]] = {}
     graves = set(_graves(shard))
     with shard.environment.begin(buffers=True) as txn, txn.cursor(shard.databases.data) as cursor:
@@ -128,14 +128,14 @@ def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
             image = streams.get(stream_id)
             if image is None:
                 if stream_id not in graves:
-                    yield f"{shard.path}: bytes at position {position} belong to no stream (id {key[:8].hex()})."
+                    yield f"{shard.path}: bytes at position {position} belong to an unknown stream ({key[:8].hex()})."
                 continue
             try:
                 piece = decode_piece(key, value)
             except DamagedPieceError as error:
                 yield f"Stream {image.name!r}, position {position}: {error} ({shard.path})."
                 continue
-            if len(piece.ends) and not piece.times.is_sound(len(piece.ends)):
+            if len(piece.ends) and not piece.times.is_valid(len(piece.ends)):
                 yield f"Stream {image.name!r}, position {position}: its arrival times are not in order ({shard.path})."
             try:
                 piece.verified_body()
@@ -144,10 +144,10 @@ def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
             at = reached.get(stream_id)
             if at is None:
                 # What is before the earliest retained offset may have been trimmed, piece by piece.
-                is_whole = piece.position <= max(_base(image)[1], image.retained_position)
+                is_contiguous = piece.position <= max(_base(image)[1], image.retained_position)
             else:
-                is_whole = (piece.start_index, piece.position) == at
-            if not is_whole:
+                is_contiguous = (piece.start_index, piece.position) == at
+            if not is_contiguous:
                 yield f"Stream {image.name!r}: bytes are missing before position {piece.position} ({shard.path})."
             reached[stream_id] = (piece.end_index, piece.end_position)
     for stream_id, image in streams.items():
@@ -167,7 +167,7 @@ def _producers_without_stream(shard: Shard, streams: dict[int, Image]) -> Iterat
         for key in cursor.iternext(values=False):
             (stream_id,) = ID.unpack_from(key)
             if stream_id not in known and stream_id != previous:
-                yield f"{shard.path}: producers belong to no stream (id {key[:8].hex()})."
+                yield f"{shard.path}: producers belong to an unknown stream ({key[:8].hex()})."
             previous = stream_id
 
 

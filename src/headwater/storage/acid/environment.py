@@ -1,11 +1,11 @@
-"""LMDB environments as this store opens them, and LMDB's errors translated to those of the storage interface.
+"""Open LMDB environments, and translate LMDB's errors to those of the storage interface.
 
-LMDB does not use the file-system interface that tests replace: it writes through its own memory map and descriptors.
-It never overwrites a page that the last commit uses; a commit writes new pages, syncs them, then writes and syncs the
-page that points to them, so a crash leaves the old state or the new one, whole. For that `sync` and `metasync` must be
-on and `writemap` off, which is set here and nowhere else. Instead of a simulated disk, the tests check the sequence of
-writes and syncs that reaches the kernel, cut at every point (tests/storage/acid/test_power_cut.py), and processes that
-are killed.
+LMDB does not use the file-system interface that tests replace: it writes through its own memory map and descriptors. It
+never overwrites a page that the last commit uses; a commit writes new pages, syncs them, then writes and syncs the page
+that points to them, so a crash leaves either the complete old state or the complete new one. For that `sync` and
+`metasync` must be on and `writemap` off, which is set only here. Instead of a simulated disk, the tests use the
+sequence of writes and syncs that reaches the kernel, cut at every point (tests/storage/acid/test_power_cut.py), and
+processes that are killed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Databases(NamedTuple):
 
 
 def map_bytes_each(map_bytes: int, databases: int) -> int:
-    """The size of each map: what is configured, or an equal share of the address space when that is less."""
+    """The size of each map: the configured one, or an equal share of the address space if that is less."""
     return min(map_bytes, ADDRESS_SPACE_BYTES // databases)
 
 
@@ -71,7 +71,7 @@ def open_environment(
     except lmdb.MemoryError as error:
         raise StorageError(
             f"The operating system does not grant {map_bytes} bytes of address space to map {path}; lower"
-            f" storage.acid_map_bytes or lift the process's limit (ulimit -v). ({error})"
+            f" storage.acid_map_bytes or raise the process's limit (ulimit -v). ({error})"
         ) from error
     except _DAMAGED as error:
         raise CorruptError(f"{path} is damaged or not an LMDB database: {error}") from error
@@ -81,7 +81,7 @@ def open_environment(
 
 
 def _check_present(path: Path) -> None:
-    """LMDB would make a new, empty database in place of one that is missing."""
+    """Refuse a missing or empty database file, in place of which LMDB would create a new one."""
     try:
         if path.stat().st_size:
             return
@@ -94,7 +94,7 @@ def _check_present(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """LMDB's errors while a transaction is written, as `WriteFailedError`."""
+    """Translate LMDB's errors during a write transaction to `WriteFailedError`."""
     try:
         yield
     except lmdb.MapFullError as error:
@@ -108,7 +108,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """LMDB's errors while pages are read, as `CorruptError` where they mean that."""
+    """Translate LMDB's errors during a read: damage to `CorruptError`, others to `StorageError`."""
     try:
         yield
     except _DAMAGED as error:

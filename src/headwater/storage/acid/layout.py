@@ -1,16 +1,16 @@
 """The files of an `acid` store: its directories, its manifest, its checkpoint file, and the shard of each stream.
 
     acid/manifest.json   format, shard count, routing, and the store's id
-    acid/checkpoint      up to which record all shards have the journal, and from which segment it is needed
+    acid/checkpoint      the last record that all shards have, and the first segment of the journal that is needed
     acid/shard-00/ …     LMDB: the streams whose name routes there
     log/                 the journal, as in the file modes
     acid/journal/        format 1 only: the journal as an LMDB database
 
 Since format 3, pieces have the arrival times of their messages.
 
-A stream's shard is `crc32(name as UTF-8) & (shard_count - 1)`: the same in every run and easy to redo in any language.
+A stream's shard is `crc32(name as UTF-8) & (shard_count - 1)`, which any language can compute.
 A store is created under another name and renamed when all of it is durable, so `acid/` is complete whenever it exists.
-Invariant: a store is never opened with another shard count or routing than it was made with, and never with a shard or
+Invariant: a store is never opened with another shard count or routing than it was created with, or with a shard or
 a checkpoint file of another store (each carries the store's id).
 """
 
@@ -36,7 +36,7 @@ MANIFEST: Final = "manifest.json"
 CHECKPOINT: Final = "checkpoint"
 FORMAT: Final = 3
 FIRST_FORMAT: Final = 1
-"""With the journal as an LMDB database; read and upgraded, never written."""
+"""The format with the journal as an LMDB database; read and upgraded, never written."""
 _OLD_MANIFEST: Final = "manifest-1.json"
 ROUTING: Final = "crc32"
 SHARD_COUNT_MAX: Final = 256
@@ -79,7 +79,7 @@ def read_manifest(root: Path) -> AcidManifest:
         text = path.read_bytes()
     except FileNotFoundError:
         raise StorageError(
-            f"{path} is missing, and without it no stream can be found. Restore it from a backup of this store."
+            f"{path} is missing; streams cannot be found without it. Restore it from a backup of this store."
         ) from None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}.") from error
@@ -101,7 +101,7 @@ def read_manifest(root: Path) -> AcidManifest:
 
 
 def check_manifest(root: Path, manifest: AcidManifest, shard_count: int) -> None:
-    """Refuse a store that was made with another shard count, and say the way out."""
+    """Refuse a store that was created with another shard count; the error says what to do."""
     if manifest.shard_count != shard_count:
         raise StorageError(
             f"{root} was made with {manifest.shard_count} shards, and storage.acid_shard_count is"
@@ -112,7 +112,7 @@ def check_manifest(root: Path, manifest: AcidManifest, shard_count: int) -> None
 
 @contextmanager
 def making(filesystem: Filesystem, root: Path) -> Iterator[Path]:
-    """Where to put the parts of a store; at the end they are renamed to `root`, whole and durable."""
+    """Yield a directory for the parts of a new store; at the end sync it and rename it to `root`."""
     unfinished = root.with_name(UNFINISHED)
     try:
         if unfinished.exists():
@@ -126,11 +126,11 @@ def making(filesystem: Filesystem, root: Path) -> Iterator[Path]:
         filesystem.replace(unfinished, root)
         filesystem.sync_directory(root.parent)
     except OSError as error:
-        raise StorageError(f"{root} cannot be made: {error}") from error
+        raise StorageError(f"{root} cannot be created: {error}") from error
 
 
 def write_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest, name: str = MANIFEST) -> None:
-    """Its name is durable once the directory is synced."""
+    """Write the manifest; its name is durable once the caller has synced the directory."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
     write_file(filesystem, root / name, text)
 
@@ -146,9 +146,9 @@ class Mark(NamedTuple):
     segment: int
     """The journal is needed from this segment on."""
     salt: int
-    """Of that segment: the journal of another store has another one."""
+    """The salt of that segment; the journal of another store has a different one."""
     shard_lsns: tuple[int, ...]
-    """The last record of each shard. A shard with an older one later was replaced by an older copy."""
+    """The last record of each shard. A shard that is found before its record was replaced by an older copy."""
 
 
 _Packed: TypeAlias = tuple[bytes, int, int, int, tuple[int, ...]]
@@ -185,7 +185,7 @@ def read_mark(root: Path, manifest: AcidManifest) -> Mark:
 
 
 def upgrade_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest) -> AcidManifest:
-    """Make a store the present format. From here on older versions refuse it.
+    """Upgrade the manifest to the current format, which older versions refuse.
 
     The manifest of format 1 stays as a hard link, until its journal is removed.
     """
@@ -199,7 +199,7 @@ def upgrade_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest)
 
 
 def remove_old_format(filesystem: Filesystem, root: Path) -> None:
-    """Remove what an upgrade has kept of format 1, if anything."""
+    """Remove the files of format 1 that an upgrade kept, if there are any."""
     old = root / _OLD_MANIFEST
     if old.exists():
         shutil.rmtree(old_journal_path(root), ignore_errors=True)

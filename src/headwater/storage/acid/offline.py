@@ -1,4 +1,4 @@
-"""The offline tools for `acid` stores: read, count, copy and fill them. `check` has the check.
+"""Offline tools for `acid` stores: read, count, copy and bulk-load. The check is in `check`.
 
 A store is read without being changed: the states and bytes that the shards have, then what only the journal has, held
 in memory. Each record is skipped for the shards that already have it, because a crash, or a copy taken while a server
@@ -44,7 +44,7 @@ from headwater.storage.filesystem import DIRECTORY_MODE, FILE_MODE, Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal.replay import JournalReader, Replay, copy_journal
 from headwater.storage.journal.segments import JOURNAL_NAME, create_journal, segment_numbers, segment_path
-from headwater.storage.journal_place import journal_directory
+from headwater.storage.journal_location import journal_directory
 from headwater.storage.offline.interface import CopyFile, StoredRun
 from headwater.storage.stream_data import StreamData, new_stream
 
@@ -84,19 +84,19 @@ class AcidTools:
                 parts["journal_bytes"] += filesystem.size(segment_path(log, number))
                 parts["segments"] += 1
             except FileNotFoundError:
-                # A server that runs may have removed it just now.
+                # A running server may have removed it just now.
                 continue
         return parts
 
     def copy(self, filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
-        """First the checkpoint file, then a snapshot of each shard, then the journal from the segment it names.
+        """Copy the checkpoint file, then a snapshot of each shard, then the journal from the segment in that file.
 
         So no shard is behind the checkpoint file, and none is ahead of the journal: together they are the store as of
         the last whole batch of that journal. A running server may trim the journal: then the copy starts again.
         """
         root = source / DIRECTORY
         if not root.exists():
-            # A store that was never started.
+            # No server has opened the store yet.
             return
         for _ in range(TRIES):
             try:
@@ -186,7 +186,7 @@ class AcidSource:
             shard = shard_by_stream.get(record.id)
         if shard is not None and self._shards[shard].ledger.lsn < lsn:
             if isinstance(record, Delete):
-                # What is removed with it is listed: the catalog cannot know it while some shards are ahead.
+                # The journal lists what it removes: the catalog cannot know it while some shards are ahead.
                 catalog.apply(msgspec.structs.replace(catalog.by_id[record.id].image(), deleted=True))
             else:
                 catalog.apply(record)
@@ -207,7 +207,7 @@ class AcidSource:
         return ShardRun(self._readers[extent.pack], stream_id, extent)
 
     def release(self, stream_id: int, blob: bytes, position: int) -> None:
-        raise AssertionError("a store that is only read is not trimmed")
+        raise AssertionError("an offline store is never trimmed")
 
     def name_of(self, stream_id: int) -> str:
         return f"stream {stream_id:016x}"
@@ -275,13 +275,13 @@ def _shard_figures(shard: Shard) -> _ShardFigures:
 
 
 BATCH_BYTES: Final = 4 * 2**20
-"""Gathered for a shard before it gets a transaction."""
+"""Bytes that are collected for a shard before they are written in one transaction."""
 
 _RECORD_BYTES: Final = 256
 
 
 class ShardBulkLoad:
-    """For each stream: its state without bytes, its bytes, then its whole state."""
+    """Fill a new store: for each stream its state without bytes, its bytes, then its complete state."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, shard_count: int, map_bytes: int) -> None:
         check_shard_count(shard_count)
@@ -334,7 +334,7 @@ class ShardBulkLoad:
 
 
 def _appends(stream_id: int, run: StoredRun) -> Iterator[Append]:
-    """The messages of a run as records, one for each time of arrival."""
+    """The messages of a run as records, one for each arrival time."""
     payload = memoryview(b"".join(run.pieces))
     index, position, at, number = run.index, run.position, 0, 0
     for messages, at_ms in run.times:
@@ -345,7 +345,7 @@ def _appends(stream_id: int, run: StoredRun) -> Iterator[Append]:
 
 
 def _without_bytes(image: Image, index: int, position: int) -> Image:
-    """A stream before any of its bytes are stored."""
+    """The state of a stream before any of its bytes are stored."""
     return msgspec.structs.replace(
         image,
         message_index=index,

@@ -1,10 +1,10 @@
-"""The journal of format 1, an LMDB database: read once more to upgrade a store, never written.
+"""The journal of format 1, an LMDB database: read to upgrade a store, never written.
 
 An entry is stored under its sequence number: 1, 2, 3 … without a gap. Entry 0 is the header: how far entries have been
 trimmed, and how far each shard was at that time. Sequence numbers continue as record numbers in format 2.
 
 LMDB keeps the last two commits, each with a meta page that points to its tree, and opens the one with the higher
-number. The meta pages have no checksum, so a flipped bit in such a number would silently bring back the commit before
+number. The meta pages have no checksum, so a flipped bit in such a number would silently restore the commit before
 the last. Both trees are therefore compared: the last key of the tree that LMDB ignores must not be the higher one.
 """
 
@@ -24,7 +24,7 @@ from headwater.storage.acid.shard import Shard
 from headwater.storage.interface import CorruptError, StorageError
 
 MAP_BYTES: Final = 2**40
-"""Of address space: enough for any journal that an earlier version wrote."""
+"""Address space: enough for any journal that an earlier version wrote."""
 
 _KEY: Final = struct.Struct(">Q")
 _HEADER_KEY: Final = _KEY.pack(0)
@@ -140,7 +140,7 @@ class _Meta(NamedTuple):
 def _hidden_key(path: Path) -> bytes | None:
     """The last key of the commit that LMDB ignores if it is the higher one, else None.
 
-    Layout of the 0.9 format on a 64-bit little-endian machine; for any other the answer is None.
+    It assumes the layout of format 0.9 on a 64-bit little-endian machine, and returns None for any other.
     """
     with (path / "data.mdb").open("rb") as file:
         first = _read_meta(file, 0, 4096)
@@ -184,9 +184,9 @@ def _last_key(file: BinaryIO, meta: _Meta) -> bytes:
         if flags & _LEAF:
             key = page[at + _NODE.size : at + _NODE.size + key_size]
             if len(key) != key_size:
-                raise ValueError("a key beyond its page")
+                raise ValueError("a key that exceeds its page")
             return key
         if not flags & _BRANCH:
             raise ValueError("neither branch nor leaf")
         number = low | high << 16 | node_flags << 32
-    raise ValueError("a tree without an end")
+    raise ValueError("a tree that is too deep")

@@ -6,9 +6,9 @@ end inside it; a message may span pieces, so the amount that one read must verif
 
 Layout of a value: head checksum, body checksum, index, count, length; `count` ends relative to the piece; a table of
 the arrival times of the messages that end in it; the bytes. The highest bit of `count` says that there is such a table:
-pieces of formats 1 and 2 have none.
-The head checksum covers the key too, so a piece under the key of another stream or position is found. Nothing is used
-from a piece before its head has been verified, and no byte of its body before the body has.
+pieces of formats 1 and 2 have none. The head checksum covers the key too, so a piece under the key of another stream or
+position is detected. Nothing is used from a piece before its head has been verified, or from its body before that has
+been verified.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoredPiece(NamedTuple):
     body: memoryview
     body_crc: int
     times: StoredTimes
-    """Of the messages that end in the piece."""
+    """Arrival times of the messages that end in the piece."""
 
     @property
     def end_position(self) -> int:
@@ -73,7 +73,7 @@ class StoredPiece(NamedTuple):
 def encode_piece(
     key: bytes, index: int, ends: array[int], times: TimeTable, body: bytes | bytearray | memoryview
 ) -> bytes:
-    """The value to file under `key`."""
+    """The value to store under `key`."""
     body_crc = crc32(body)
     count = len(ends) | _HAS_TIMES
     fields = _HEAD_FIELDS.pack(index, count, len(body))
@@ -83,7 +83,7 @@ def encode_piece(
 
 
 def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
-    """The piece filed under `key`, its head verified."""
+    """Decode the piece stored under `key` and verify its head."""
     if len(key) != KEY.size or len(value) < _HEAD.size:
         raise DamagedPieceError("it is too short")
     head_crc, body_crc, index, count, length = _HEAD.unpack_from(value)
@@ -93,7 +93,7 @@ def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
     if has_times and times_at + COUNT.size <= len(value):
         body_at += table_bytes(value, times_at)
     if body_at + length != len(value) or not length:
-        raise DamagedPieceError("its length does not add up")
+        raise DamagedPieceError("its length is inconsistent")
     if crc32(value[4 + 4 : body_at], crc32(value[4:8], crc32(key))) != head_crc:
         raise DamagedPieceError("its index does not match its checksum")
     times = read_table(value, times_at) if has_times else unknown_times(count)

@@ -1,4 +1,4 @@
-"""Read the bytes of a stream from its shard: boundaries, lengths and ranges, all of it verified.
+"""Read the bytes of a stream from its shard: boundaries, lengths and ranges, all verified.
 
 Every call is one short read transaction; its result is copied, because LMDB may reuse a page when the transaction
 that sees it has ended. Invariant: the pieces that are read follow each other without a gap, and each belongs to the
@@ -80,7 +80,8 @@ class ShardReader:
         return parts
 
     def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        """The last boundary within `max_bytes` of (index, position), at least one message on, at most `end_index`."""
+        """The last boundary within `max_bytes` of (index, position), at least one message further, at most
+        `end_index`."""
         limit = position + max_bytes
         best = (index, position)
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
@@ -113,7 +114,7 @@ class ShardReader:
         return lengths
 
     def arrivals(self, stream_id: int, index: int, end_index: int) -> list[TimeRun]:
-        """When the messages from `index` to `end_index` arrived, all of which are in this shard."""
+        """The arrival times of the messages from `index` to `end_index`, all of which are in this shard."""
         runs: list[TimeRun] = []
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
             position = self._find(txn, stream_id, index)
@@ -147,7 +148,7 @@ class ShardReader:
             return low
 
     def boundary(self, stream_id: int, index: int) -> int | None:
-        """Position after `index` messages, from where the stream is kept to its end in this shard; None outside."""
+        """The position after `index` messages; None outside what this shard has of the stream."""
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
             position = self._find(txn, stream_id, index)
             if position is not None:
@@ -169,7 +170,7 @@ class ShardReader:
         except StorageError:
             return None
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _find(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> int | None:
         """The position after `index` messages according to the pieces, or None when they do not cover it."""
@@ -194,8 +195,8 @@ class ShardReader:
     ) -> StoredPiece:
         """The piece in which the message before `index` ends.
 
-        A search over positions: guesses in proportion and in the middle take turns, so that even messages cost a
-        few seeks and no stream costs more than twice the logarithm of its length.
+        A search over positions: guesses in proportion and in the middle alternate, so that messages of equal size cost
+        a few seeks, and no stream costs more than twice the logarithm of its length.
         """
         low, low_index = first.position, first.start_index
         high, high_index = last.end_position, last.end_index
@@ -216,7 +217,7 @@ class ShardReader:
         raise self._missing(txn, stream_id, index)
 
     def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int) -> Iterator[StoredPiece]:
-        """The pieces from the one that holds `position` on; the caller stops it; a missing piece is an error."""
+        """Iterate over the pieces from the one that contains `position`, without end; a missing piece is an error."""
         with txn.cursor(self._data) as cursor:
             piece = self._at(txn, cursor, stream_id, position)
             while True:
@@ -230,7 +231,7 @@ class ShardReader:
     def _at(
         self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, position: int
     ) -> StoredPiece:
-        """The piece that holds the byte at `position`."""
+        """The piece that contains the byte at `position`."""
         key = KEY.pack(stream_id, position)
         found = cursor.set_range(key)
         if not found:
@@ -239,7 +240,7 @@ class ShardReader:
             found = cursor.prev()
         piece = self._current(txn, cursor, stream_id, position) if found else None
         if piece is None or not piece.position <= position < piece.end_position:
-            raise self._corrupt(txn, stream_id, position, "the piece that holds it is missing")
+            raise self._corrupt(txn, stream_id, position, "the piece that contains it is missing")
         return piece
 
     def _first(
@@ -265,7 +266,7 @@ class ShardReader:
         """The piece under the cursor, or None when it is another stream's."""
         key = bytes(cursor.key())
         if len(key) != KEY.size:
-            raise self._corrupt(txn, stream_id, position, "a piece is filed under a key of the wrong size")
+            raise self._corrupt(txn, stream_id, position, "a piece is stored under a key of the wrong size")
         owner, at = KEY.unpack(key)
         if owner != stream_id:
             return None

@@ -53,7 +53,7 @@ def encode_image(image: Image) -> bytes:
 def decode_image(key: bytes | memoryview, row: bytes | memoryview) -> Image:
     image = _decode_image(_open(key, row))
     if len(key) != ID.size or ID.unpack(key)[0] != image.id:
-        raise DamagedRowError("it is filed under the id of another stream")
+        raise DamagedRowError("it is stored under the id of another stream")
     return image
 
 

@@ -1,7 +1,7 @@
 """A shard: one LMDB environment with the streams that route to it, and the transaction that applies records to it.
 
     streams    id                  -> the state of a stream, without its producers
-    producers  id, digest          -> what a stream remembers of one producer
+    producers  id, digest          -> the state of one producer of a stream
     data       id, position        -> a piece of a stream's bytes
     documents  digest of a key     -> a document
     graves     id                  -> a removed stream whose pieces are still being deleted
@@ -66,7 +66,7 @@ class ShardChange(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """A stream is in its shard up to here."""
+    """The end of a stream's data in its shard."""
 
     stream_id: int
     shard: int
@@ -115,7 +115,7 @@ class Shard:
                 for stream_id in removed:
                     work.remove(stream_id)
             streams = work.flush()
-            more, reaped_sum = self._reap(txn, REAPED_AT_ONCE) if work.graves_dug else (self.has_graves, 0)
+            more, reaped_sum = self._reap(txn, REAPED_AT_ONCE) if work.removed_ids else (self.has_graves, 0)
             ledger = Ledger(lsn, (self.ledger.row_sum + work.row_sum - reaped_sum) & SUM_MASK)
             self._put_ledger(txn, ledger)
         self.ledger = ledger
@@ -123,7 +123,7 @@ class Shard:
         return [Reached(stream.id, self.number, stream.message_index, stream.byte_position) for stream in streams]
 
     def reap(self) -> None:
-        """Delete some more of what removed streams left."""
+        """Delete some more rows and pieces of removed streams."""
         with writing(self.path), self.environment.begin(write=True, buffers=True) as txn:
             more, reaped_sum = self._reap(txn, REAPED_AT_ONCE)
             ledger = Ledger(self.ledger.lsn, (self.ledger.row_sum - reaped_sum) & SUM_MASK)
@@ -147,7 +147,10 @@ class Shard:
         return False
 
     def _reap(self, txn: lmdb.Transaction[memoryview], budget: int) -> tuple[bool, int]:
-        """Whether graves are left, and the sum of the row checksums that went."""
+        """Delete up to `budget` rows and pieces of removed streams.
+
+        Returns whether graves are left, and the sum of the checksums of the deleted rows.
+        """
         row_sum = 0
         with txn.cursor(self.databases.graves) as graves:
             while graves.first():
@@ -281,12 +284,12 @@ def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> b
     try:
         return decode_piece(key, cursor.value()).end_position <= position
     except DamagedPieceError:
-        # It stays: a read or a check reports it, and trimming must not fail because of it.
+        # Keep it: a read or a check reports it, and trimming must not fail because of it.
         return False
 
 
 def make_store(filesystem: Filesystem, root: Path, shard_count: int, segment: Segment) -> None:
-    """An empty store. Its journal must exist already, with this segment: a store without one is damaged."""
+    """Create an empty store. Its journal must already exist, with this segment: a store without one is damaged."""
     manifest = AcidManifest(FORMAT, shard_count, ROUTING, uuid.uuid4().hex)
     with making(filesystem, root) as unfinished:
         for number in range(shard_count):
@@ -296,7 +299,7 @@ def make_store(filesystem: Filesystem, root: Path, shard_count: int, segment: Se
 
 
 def make_shard(path: Path, number: int, store_id: bytes) -> None:
-    """An empty shard, durable except for its name."""
+    """Create an empty shard; its name is durable once the caller has synced the directory."""
     path.mkdir(mode=DIRECTORY_MODE)
     environment = open_environment(path, 1_048_576, len(Databases._fields), new=True)
     try:

@@ -53,7 +53,7 @@ from headwater.storage.journal.segments import (
     create_journal,
     remove_segments_before,
 )
-from headwater.storage.journal_place import journal_directory, place_journal
+from headwater.storage.journal_location import journal_directory, place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.stream_data import StreamData, memory_of
 from headwater.storage.worker import Job, Worker
@@ -67,7 +67,7 @@ It costs two flushes of the disk in every shard that it touches."""
 ROUND_BYTES: Final = 16 * 2**20
 """How much is applied to the shards at a time: it bounds the memory that decoded records and a transaction take."""
 DISK_RESERVE_BYTES: Final = 128 * 2**20
-"""With less free disk no new writes begin: what is unsaved must still fit into the shards, and a shard that cannot be
+"""With less free disk no new writes begin: unsaved data must still fit into the shards, and a shard that cannot be
 written disables writes until a restart."""
 MAP_RESERVE_SHARE: Final = 16
 MAP_RESERVE_BYTES: Final = 512 * 2**20
@@ -75,10 +75,10 @@ MAP_RESERVE_BYTES: Final = 512 * 2**20
 what it replaces."""
 MAP_RESERVE_MIN_BYTES: Final = 2**20
 """Joining pieces frees and takes runs of pages, and a run needs pages that are side by side."""
-CHECK_ROOM_S: Final = 1.0
+CHECK_SPACE_S: Final = 1.0
 CHECK_READERS_S: Final = 60.0
 PUBLISH_EVERY: Final = 64
-"""Streams that are published between two looks at the clock."""
+"""Streams that are published between two checks of the clock."""
 
 _RECORD_BYTES: Final = 256
 """Estimated size of a record without its payload."""
@@ -124,7 +124,7 @@ class ShardStore:
         self._trims: dict[int, int] = {}
         self._trims_at_checkpoint: dict[int, int] = {}
         self._trims_due: dict[int, int] = {}
-        self._room_checked_at: float | None = None
+        self._space_checked_at: float | None = None
         self._readers_checked_at = clock()
         self._refusal: str | None = None
         try:
@@ -149,7 +149,7 @@ class ShardStore:
             self.shards.append(Shard(path, number, shard_count, size, manifest.id_bytes))
         self._readers: list[ShardReader] = [ShardReader(shard) for shard in self.shards]
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- startup and shutdown --------------------------------------------------------------------------------------
 
     def recover(self, unsaved: UnsavedState) -> Iterator[Image | Document]:
         """Apply the records that the last run left in the journal, then read the state of every stream and document."""
@@ -202,7 +202,7 @@ class ShardStore:
         return journal
 
     def finish(self) -> None:
-        """Apply everything, so that the shards are complete for other tools, and the next start is quick."""
+        """Apply everything, so that the shards are complete for other tools and the next start is fast."""
         assert self._replay is not None
         for _ in self._save_up_to(self._unsaved.lsn, self._mark.segment):
             pass
@@ -212,10 +212,10 @@ class ShardStore:
             shard.close()
         self.shards.clear()
 
-    # -- the format before: the journal was an LMDB database -------------------------------------------------------
+    # -- upgrade from format 1, whose journal was an LMDB database -------------------------------------------------
 
     def _upgrade(self) -> None:
-        """Apply the old journal to the shards, begin a file journal after it, and make this the present format.
+        """Apply the old journal to the shards, begin a file journal, and upgrade the manifest to the current format.
 
         A crash before the manifest is replaced leaves a store of format 1, which is upgraded again. The old journal and
         manifest stay until the first checkpoint of the new format.
@@ -255,7 +255,7 @@ class ShardStore:
     # -- a checkpoint ----------------------------------------------------------------------------------------------
 
     def capture(self, stream_id: int, stored: StreamData, lsn: int) -> None:
-        """Nothing to save, because the journal has all of its records; only the cache ends."""
+        """Remove the stream from the cache. There is nothing to save, because the journal has its records."""
         self._unsaved.cached_bytes -= self._cached.pop(stream_id, 0)
 
     def freeze(self, checkpoint: Checkpoint) -> Steps:
@@ -297,7 +297,7 @@ class ShardStore:
         self._trims_at_checkpoint = {}
 
     def _publish_one(self, stored: StreamData, reached: Reached) -> None:
-        """Give a stream its new end in the shard. What was saved stays in the tail, where it is read faster."""
+        """Set the new end of a stream in the shard. Saved data stays in the tail, where it is read faster."""
         unsaved = self._unsaved
         unsaved.bytes -= stored.unsaved_memory
         if reached.end_position <= stored.base_position:
@@ -320,7 +320,8 @@ class ShardStore:
             self._cached[stream_id] = cached
 
     def _shrink_cache(self) -> None:
-        """Get below the limit, by some more than necessary, so that it is not done again for every stream."""
+        """Shrink the cache to below its limit, by more than necessary, so that this is not repeated for every
+        stream."""
         unsaved = self._unsaved
         if unsaved.cached_bytes <= self._cache_bytes:
             return
@@ -345,27 +346,27 @@ class ShardStore:
         known: dict[int, int] = {}
         for lsn, record, removed in pending:
             shard = self._shard_of(record, known)
-            here: list[int] = []
+            removed_here: list[int] = []
             for stream_id in removed:
                 owner = self._shard_of_stream(stream_id, known)
                 if owner is None:
                     continue
                 if owner == shard:
-                    here.append(stream_id)
+                    removed_here.append(stream_id)
                 elif self.shards[owner].ledger.lsn < lsn:
                     by_shard.setdefault(owner, []).append(ShardChange(None, (stream_id,)))
             if shard is None:
                 if lsn > max(each.ledger.lsn for each in self.shards):
                     raise CorruptError(f"{self._journal_directory}: record {lsn} is about a stream that no shard has.")
             elif self.shards[shard].ledger.lsn < lsn:
-                by_shard.setdefault(shard, []).append(ShardChange(record, tuple(here)))
+                by_shard.setdefault(shard, []).append(ShardChange(record, tuple(removed_here)))
         lsn = pending[-1].lsn
         for number, changes in sorted(by_shard.items()):
             for reached in self.shards[number].apply(lsn, changes):
                 self._reached[reached.stream_id] = reached
 
     def _shard_of(self, record: Record, known: dict[int, int]) -> int | None:
-        """The shard of a record, or None when its stream is gone from a shard that is ahead."""
+        """The shard of a record, or None if a shard that is ahead has already removed its stream."""
         count = len(self.shards)
         if isinstance(record, Document):
             return shard_of(record.key, count)
@@ -406,7 +407,7 @@ class ShardStore:
         return Chore("removing trimmed and deleted data", self._clean(trims), lambda _: iter(()), lambda _: None)
 
     def _clean(self, trims: dict[int, int]) -> Job:
-        """Delete the pieces of what was trimmed and of removed streams, a small transaction at a time."""
+        """Delete trimmed pieces and the pieces of removed streams, in small transactions."""
         for stream_id, position in trims.items():
             shard = self._shard_of_stream(stream_id, {})
             while shard is not None and not self.shards[shard].trim(stream_id, position):
@@ -417,7 +418,7 @@ class ShardStore:
                 each.reap()
                 yield
 
-    # -- room ------------------------------------------------------------------------------------------------------
+    # -- free space ------------------------------------------------------------------------------------------------
 
     def busy(self) -> str | None:
         return None
@@ -428,27 +429,27 @@ class ShardStore:
 
     def refusal(self) -> str | None:
         now = self._clock()
-        if self._room_checked_at is None or now - self._room_checked_at >= CHECK_ROOM_S:
-            self._room_checked_at = now
+        if self._space_checked_at is None or now - self._space_checked_at >= CHECK_SPACE_S:
+            self._space_checked_at = now
             try:
-                self._refusal = self._lack_of_room()
+                self._refusal = self._space_shortage()
                 if now - self._readers_checked_at >= CHECK_READERS_S:
                     self._readers_checked_at = now
                     self._forget_dead_readers()
             except (StorageError, OSError) as error:
-                self._refusal = f"The room that is left in {self._root} is unknown: {error}"
+                self._refusal = f"The free space of {self._root} is unknown: {error}"
         return self._refusal
 
-    def _lack_of_room(self) -> str | None:
+    def _space_shortage(self) -> str | None:
         if self._filesystem.free_bytes(self._root) < DISK_RESERVE_BYTES:
             return f"The disk of {self._root} has less than {DISK_RESERVE_BYTES >> 20} MiB left."
         for shard in self.shards:
             if not shard.has_room(_reserve_bytes(shard.map_bytes)):
-                return f"{shard.path} is nearly as large as storage.acid_map_bytes allows."
+                return f"{shard.path} has nearly reached storage.acid_map_bytes."
         return None
 
     def _forget_dead_readers(self) -> None:
-        """A process that died while it read a database would keep its pages from being used again."""
+        """Release the pages that readers of dead processes still hold."""
         for shard in self.shards:
             with reading(self._root):
                 shard.environment.reader_check()
@@ -535,14 +536,14 @@ def _rounds(pending: Iterable[PendingRecord]) -> Iterator[list[PendingRecord]]:
 
 
 def saved_stream(image: Image, shard: int) -> StreamData:
-    """A stream that is wholly in its shard."""
+    """The data of a stream that is entirely in its shard."""
     base = (image.fork.message_index, image.fork.byte_position) if image.fork is not None else (0, 0)
     end = (image.message_index, image.byte_position)
     return StreamData(*base, _extent(shard, base, end) if end > base else NO_EXTENTS)
 
 
 def _extent(shard: int, start: tuple[int, int], end: tuple[int, int]) -> bytes:
-    """The bytes of a stream in a shard, as the one extent that they are to readers."""
+    """The bytes of a stream in a shard, which are one extent to readers."""
     return join((Extent(shard, 0, *start, end[0] - start[0], end[1] - start[1]),))
 
 

@@ -1,11 +1,11 @@
-"""Frames: how bytes are stored in a file that only grows, so that torn and damaged ones are recognised.
+"""Frames: the units of an append-only file. Torn and damaged frames are detected.
 
 A frame is written and synced before the next one is begun. So a frame that fails its checksum was never finished if no
-sound frame follows it (a torn tail, which is cut), and was damaged later if one does (it is never served or cut).
-Every file has a random salt that begins each of its frames: without it, a client could put bytes into a payload that
-look like a frame, and make a torn tail look like damage.
+valid frame follows it (a torn tail, which is cut), and was damaged later if one does (it is never served or cut).
+Every file has a random salt, with which each of its frames begins. Without it, a client could send a payload that looks
+like a frame, and make a torn tail look like damage.
 
-In the journal a frame is one batch: either all of its records count, or none. It is encoded in parts, because large
+In the journal a frame is one batch: either all of its records are valid, or none. It is encoded in parts, because large
 payloads are not copied.
 """
 
@@ -27,7 +27,7 @@ FRAME: Final = struct.Struct("<QIIQI")
 """Salt; checksum of all that follows it; length of the body; number (of the first record); count (of records)."""
 BODY_MAX_BYTES: Final = 2**32 - 1
 NO_STREAM: Final = 0
-"""The stream id of a record without a stream. No stream has this id."""
+"""The stream id of a record that does not belong to a stream."""
 
 _CHECKED_FROM: Final = 12
 _RECORD: Final = struct.Struct("<QII")
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """A record as the log holds it, not yet decoded."""
+    """A record of the journal, not yet decoded."""
 
     lsn: int
     stream_id: int
@@ -59,7 +59,7 @@ class Logged(NamedTuple):
 
 
 def seal(buffer: bytearray, salt: int, number: int, count: int, rest: Sequence[Bytes] = ()) -> None:
-    """Fill in the header for which the buffer begins with `FRAME.size` spare bytes; `rest` is what follows it."""
+    """Write the header into the first `FRAME.size` bytes of the buffer; `rest` are the parts after the buffer."""
     FRAME.pack_into(buffer, 0, salt, 0, len(buffer) - FRAME.size + sum(map(len, rest)), number, count)
     with memoryview(buffer) as whole:
         checksum = crc32(whole[_CHECKED_FROM:])
@@ -68,13 +68,13 @@ def seal(buffer: bytearray, salt: int, number: int, count: int, rest: Sequence[B
     struct.pack_into("<I", buffer, 8, checksum)
 
 
-def salt_again(buffer: bytearray, salt: int) -> None:
-    """Give a sealed frame the salt of another file: the checksum does not cover it."""
+def change_salt(buffer: bytearray, salt: int) -> None:
+    """Set the salt of another file in a sealed frame; the checksum does not cover the salt."""
     struct.pack_into("<Q", buffer, 0, salt)
 
 
 def read_frame(data: memoryview, at: int, salt: int) -> Frame | None:
-    """The frame that begins at this byte, or None when no whole and sound one does."""
+    """The frame that begins at this byte, or None if there is no complete and valid one."""
     body = at + FRAME.size
     if body > len(data):
         return None
@@ -86,7 +86,7 @@ def read_frame(data: memoryview, at: int, salt: int) -> Frame | None:
 
 
 def find_frame(data: bytes, at: int, salt: int) -> Frame | None:
-    """The first sound frame that begins at this byte or later."""
+    """The first valid frame that begins at this byte or later."""
     mark = salt.to_bytes(8, "little")
     view = memoryview(data)
     while (at := data.find(mark, at)) >= 0:
@@ -98,7 +98,7 @@ def find_frame(data: bytes, at: int, salt: int) -> Frame | None:
 
 
 class BatchEncoder:
-    """Turns batches into frames. One per writer."""
+    """Encodes batches as frames. Each writer has its own."""
 
     __slots__ = ("_encode_into",)
 
@@ -129,7 +129,7 @@ class BatchEncoder:
             total += length
             if total > BODY_MAX_BYTES:
                 raise BatchTooLargeError(
-                    f"A batch of more than {BODY_MAX_BYTES} bytes does not fit into a frame of the log."
+                    f"A batch of more than {BODY_MAX_BYTES} bytes does not fit into a frame of the journal."
                 )
             if removed:
                 all_removed += removed
@@ -141,7 +141,7 @@ class BatchEncoder:
 
 
 def read_batch(frame: Frame) -> Iterator[Logged]:
-    """The records of a sound frame of the log."""
+    """The records of a valid frame of the journal."""
     body = frame.body
     at = _RECORD.size * frame.entries
     table = list(_RECORD.iter_unpack(body[:at]))
@@ -157,7 +157,7 @@ def read_batch(frame: Frame) -> Iterator[Logged]:
 
 
 def suspects(data: memoryview, at: int) -> list[int]:
-    """The streams that a damaged frame of the log seems to speak of, as far as its header and table can be read."""
+    """The streams that a damaged frame of the journal probably concerns, as far as its header can be read."""
     if at + FRAME.size > len(data):
         return []
     count: int = FRAME.unpack_from(data, at)[4]

@@ -1,7 +1,7 @@
-"""Records with large payloads, encoded without a copy of the payload and decoded without one long copy.
+"""Encode records with large payloads without a copy of the payload, and decode them without one long copy.
 
-A copy of many megabytes in one call holds the interpreter, and so the event loop, for as long as it takes, on whichever
-thread it is made. The encoding is the same as that of other records.
+A copy of many megabytes in one call holds the interpreter lock, and so blocks the event loop, regardless of the
+thread. The encoding is the same as that of other records.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from headwater.core.records import Append, Create, Record, decode_record, encode_record
 
 LARGE_BYTES: Final = 1024 * 1024
-"""Payloads from this size on."""
+"""Payloads of at least this size are large."""
 COPY_BYTES: Final = 512 * 1024
-"""Copied in one call."""
+"""Bytes that are copied in one call."""
 
 _BIN_32: Final = b"\xc6"
 _BIN_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
@@ -30,7 +30,7 @@ _decode_elements: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class EncodedParts(NamedTuple):
-    """An encoded record: what precedes the bytes of its payload, these, and what follows them."""
+    """An encoded record: the bytes before its payload, the payload, and the bytes after it."""
 
     before: bytes
     payload: bytes | memoryview
@@ -46,7 +46,7 @@ def encode_large(record: Append | Create) -> EncodedParts:
 
 
 def decode_large(encoded: memoryview) -> Record:
-    """A record whose encoding is large, whatever makes it so."""
+    """Decode a record whose encoding is large, because of its payload or of something else."""
     before, element, after = _split(encoded)
     if len(element) < LARGE_BYTES:
         record: Record = decode_record(encoded)
@@ -56,7 +56,7 @@ def decode_large(encoded: memoryview) -> Record:
 
 
 def _split(encoded: bytes | memoryview) -> tuple[bytes, memoryview, bytes]:
-    """The encoded payload, and what is before and after it; nothing in place of all three if there is none."""
+    """The bytes before the encoded payload, the payload, and the bytes after it; all empty if it has no payload."""
     elements = [memoryview(each) for each in _decode_elements(encoded)]
     number = _PAYLOAD.get(bytes(elements[0]))
     if number is None:

@@ -1,12 +1,12 @@
-"""The file of the journal's next segment: created, and where the journal is synced filled, before it is needed.
+"""The file of the journal's next segment, created in advance and, if the journal is synced, filled in advance.
 
-A sync of a file that grows makes the file system commit metadata as well; over blocks that were written before it
-writes only data. So the next segment is a former segment that a checkpoint made unnecessary, or a file filled with
+A sync of a file that grows makes the file system commit metadata as well; in a file that is overwritten it writes only
+data. So the next segment is a former segment that a checkpoint made unnecessary, or a file filled with
 zeros. Everything here runs on the store's worker, except `take` and `forget`.
 
-Invariants: the file has no valid header until the journal begins it, and is then taken once; nothing is filled from
-then on. Its old content can never count: the frames of a segment carry its own random salt, and record numbers only
-grow (`replay` states how an unused file is distinguished from a damaged one).
+Invariants: the file has no valid header until the journal begins it; it is taken only once, and not filled after that.
+Its old content is never valid: the frames of a segment have its own random salt, and record numbers only grow (`replay`
+states how an unused file is distinguished from a damaged one).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from headwater.storage.filesystem import FileAppender, Filesystem, write_whole
 from headwater.storage.worker import Job
 
 SPARE_PREFIX: Final = "spare-"
-"""Begins the names of former segments that are kept to be overwritten."""
+"""Prefix of the names of former segments that are kept to be overwritten."""
 SPARES_MAX: Final = 2
-"""A checkpoint makes about so many segments unnecessary at a time."""
+"""About the number of segments that a checkpoint makes unnecessary."""
 FILL_STEP_BYTES: Final = 1024 * 1024
-"""Written and synced at a time, so that no commit waits for more than this."""
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Bytes that are written and synced at a time, so that no commit waits for more than this."""
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class PreparedFile(NamedTuple):
     file: FileAppender
     filled_bytes: int
-    """How much of it was written before; 0 for a file that grows."""
+    """The size of its previous content; 0 for a new file."""
 
 
 class NextSegment:
@@ -52,7 +52,7 @@ class NextSegment:
         self._spare_number = 0
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         return self._is_named
 
     @property
@@ -85,7 +85,7 @@ class NextSegment:
         self._is_named = True
 
     def fill(self) -> Job:
-        """Write zeros to the file in advance, a piece at a time. On a full disk the file is left empty.
+        """Write zeros to the file in advance, in steps. On a full disk the file is left empty.
 
         After another error while it is written, the file is never used.
         """
@@ -106,7 +106,7 @@ class NextSegment:
                 file.sync()
                 yield
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _DISK_FULL:
                 raise
             self._filesystem.truncate(path, 0)
             self._cannot_fill = True
@@ -126,11 +126,11 @@ class NextSegment:
         return PreparedFile(self._file, self._filled_bytes)
 
     def forget(self) -> None:
-        """The file that was taken has become the current segment: another one can be prepared."""
+        """Reset after the taken file has become the current segment, so that another one can be prepared."""
         self._file = self._path = None
         self._is_taken = self._cannot_fill = False
         self._filled_bytes = 0
-        # This lets the worker begin.
+        # Last, because this lets the worker begin.
         self._is_named = False
 
     def keep_spare(self, path: Path) -> bool:
@@ -147,7 +147,7 @@ class NextSegment:
         return True
 
     def close(self, *, remove: bool) -> None:
-        """Close the file, and remove what was only prepared."""
+        """Close the file; with `remove`, remove the prepared and spare files."""
         if self._file is not None:
             self._file.close()
         if remove:
@@ -155,7 +155,7 @@ class NextSegment:
                 self._filesystem.unlink(path)
 
     def _reuse(self, path: Path) -> int:
-        """Give a spare file the name of the next segment, without the header of the one that it was."""
+        """Erase the header of a spare file and rename it to the next segment; returns its size."""
         spare = self._spares[-1]
         filled_bytes = self._filesystem.size(spare)
         file = self._filesystem.overwrite(spare)

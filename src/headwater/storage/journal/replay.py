@@ -1,16 +1,16 @@
 """Read the journal: find the valid batches, detect a torn tail, and distinguish it from damage.
 
-Reading changes nothing on the disk. What must be cut or removed is collected, and done by `repair` when the whole
-journal has been read and found good. The rules:
+Reading does not change anything on the disk. Cuts and removals are collected, and made by `repair` when the whole
+journal has been read and found valid. The rules:
 
-- A bad frame with nothing sound after it is a torn tail: its write was never acknowledged. It is cut.
-- A bad frame with a sound frame or a further segment after it was acknowledged once. That is damage, and an error.
+- An invalid frame with no valid frame after it is a torn tail: its write was never acknowledged. It is cut.
+- An invalid frame with a valid frame or another segment after it was acknowledged. That is damage, and an error.
 - The file of the next segment is prepared in advance, empty, filled with zeros or with the content of a former segment.
-  Such a file has no header, and no sound frame with a later record number than the journal before it: those of a
-  former segment are older, whatever is left of them. A begun segment may have the same after its last batch, if it is
+  Such a file has no header, and no valid frame with a later record number than the journal before it: those of a
+  former segment are older. A begun segment may have such content after its last batch, if it is
   the last one: that is cut like a torn tail.
 - In segments that were never synced (`file-fast`) a restart of the machine may have kept any part of what was
-  written. Where the machine has been restarted since, the journal ends at the first bad frame, and the rest is dropped.
+  written. If the machine has been restarted since, the journal ends at the first invalid frame; the rest is dropped.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from headwater.storage.journal.segments import (
 log = logging.getLogger("headwater.storage")
 
 READ_BYTES: Final = 1024 * 1024
-"""Read back from the journal at a time."""
+"""Bytes that are read from the journal at a time."""
 
 
 class Cut(NamedTuple):
     path: Path
     size: int
     lost_bytes: int
-    """0 when only what the file held before it was begun is cut."""
+    """0 if only old content of the file is cut."""
 
 
 class Replay:
-    """One pass over the journal from segment `first_number` on. Iterate over `batches` to the end, then `repair`."""
+    """One pass over the journal from segment `first_number`. Iterate over `batches` to the end, then call `repair`."""
 
     def __init__(
         self, filesystem: Filesystem, directory: Path, first_number: int, name_of: Callable[[int], str | None]
@@ -73,7 +73,7 @@ class Replay:
 
     @property
     def has_losses(self) -> bool:
-        """Whether a restart of the machine may have taken the end of the log, now or earlier (in `file-fast` only)."""
+        """Whether a restart of the machine may have lost the end of the journal, now or earlier (`file-fast` only)."""
         return self._follows_a_loss or (bool(self.segments) and self._may_end_at(self.segments[-1].number))
 
     def batches(self) -> Iterator[Frame]:
@@ -88,14 +88,14 @@ class Replay:
                 break
 
     def repair(self) -> None:
-        """Do what reading found necessary, and write again what may only be in the page cache.
+        """Make the collected cuts and removals, and rewrite what may only be in the page cache.
 
-        A killed process may have left a batch or a header written but not synced, and one that met an error may have
-        left a batch that never will be. What later segments rely on must be durable, in every mode. Only the last
-        segment can end like that, so it is renewed; the others are complete.
+        A killed process may have left a batch or a header that was written but not synced; a process that had an error
+        may have left a batch that cannot be synced any more. What later segments rely on must be durable, in every
+        mode. Only the last segment can end like that, so it is rewritten; the others are complete.
         """
         for number in sorted(self.dropped + self._prepared, reverse=True):
-            # The last one first, so that after a crash in between the next start decides the same.
+            # The last one first, so that after a crash during this loop the next start decides the same.
             self._filesystem.unlink(segment_path(self.directory, number))
             self._filesystem.sync_directory(self.directory)
         if self.cut is not None and self.cut.lost_bytes:
@@ -108,8 +108,8 @@ class Replay:
         else:
             self._filesystem.sync_directory(self.directory)
 
-    def _leave_out_prepared(self) -> None:
-        """The last file may have been prepared and never begun: then the journal ends before it."""
+    def _exclude_prepared(self) -> None:
+        """Exclude the last file if it was prepared but never begun."""
         number = self.numbers[-1]
         path = segment_path(self.directory, number)
         if is_blank(self._filesystem, path) or self._is_unbegun(number, self._filesystem.read(path)):
@@ -123,7 +123,7 @@ class Replay:
         if header is None:
             raise CorruptError(f"{path} has a damaged header: it is damaged, or from an older copy.")
         if header.number != number:
-            raise CorruptError(f"{path} is really segment {header.number}.")
+            raise CorruptError(f"{path} has the content of segment {header.number}.")
         if self.segments and header.previous_lsn != self.last_lsn:
             if self._may_end_at(self.segments[-1].number):
                 self._drop_from(number)
@@ -143,7 +143,7 @@ class Replay:
             at = frame.end
             yield frame
         if number + 1 == self.numbers[-1]:
-            self._leave_out_prepared()
+            self._exclude_prepared()
         is_last = number == self.numbers[-1]
         if at < len(data):
             if (not is_last or find_frame(data, at, header.salt) is not None) and not self._may_end_at(number):
@@ -153,7 +153,7 @@ class Replay:
             self._drop_from(number + 1)
 
     def _may_end_at(self, number: int) -> bool:
-        """Whether a loss of power, and no damage, may have taken what follows in this segment."""
+        """Whether a power loss, rather than damage, may have lost the rest of this segment."""
         return all(self._may_be_lost(later) for later in self.numbers if later >= number)
 
     def _may_be_lost(self, number: int) -> bool:
@@ -171,7 +171,7 @@ class Replay:
         return self._losable[number]
 
     def _is_unbegun(self, number: int, data: bytes) -> bool:
-        """Whether this segment was prepared and no more: a header is synced before anything follows it.
+        """Whether this segment was prepared but not begun: a header is synced before anything follows it.
 
         The first one was begun, because a checkpoint names only a segment that has its header.
         """
@@ -191,12 +191,12 @@ class Replay:
         return CorruptError(
             f"{path} is damaged at byte {at}: record {self.last_lsn + 1} and what follows it in that batch"
             f" (probably of {names or 'an unknown stream'}). The journal continues after it, so it was"
-            " acknowledged once. Restore a backup of the directory."
+            " acknowledged. Restore a backup of the directory."
         )
 
 
 class JournalReader:
-    """Reads batches back from a journal that is being written, from the start of a segment on, and remembers where."""
+    """Reads batches from a journal that is being written, beginning with a segment, and keeps its position."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, number: int) -> None:
         self._filesystem = filesystem
@@ -245,7 +245,7 @@ class JournalReader:
             data = memoryview(mapped.read(start, min(left, max(needed, READ_BYTES))))
 
     def skip_to(self, number: int) -> None:
-        """Read on from this segment at the earliest. Everything before it was read, and its files may be removed."""
+        """Continue with this segment or a later one. The files of earlier segments may be removed."""
         if self._number < number:
             self._number = number
             self._offset = 0
@@ -254,7 +254,7 @@ class JournalReader:
         following = segment_path(self._directory, self._number + 1)
         if not self._filesystem.exists(following):
             path = segment_path(self._directory, self._number)
-            raise CorruptError(f"{path} ends or is damaged after record {self._lsn}, before the journal does.")
+            raise CorruptError(f"{path} ends or is damaged after record {self._lsn}, before the end of the journal.")
         self._number += 1
         self._offset = 0
 
@@ -262,12 +262,12 @@ class JournalReader:
 def copy_journal(
     filesystem: Filesystem, source: Path, target: Path, first_number: int, copy_file: Callable[[Path, Path], object]
 ) -> Replay:
-    """Copy the segments from `first_number` on, up to the last whole batch. FileNotFoundError if one was trimmed.
+    """Copy the segments from `first_number`, up to the last complete batch. FileNotFoundError if one was trimmed.
 
     A batch that was being written is copied in part: it was not acknowledged when the copy reached it, and is cut.
     """
-    numbers = _side_by_side(segment_numbers(filesystem, source), first_number)
-    # The last one first: when it has been begun, the one before it is complete.
+    numbers = _consecutive(segment_numbers(filesystem, source), first_number)
+    # The last one first: if it has been begun, the previous one is complete.
     for number in reversed(numbers):
         path, copy = segment_path(source, number), segment_path(target, number)
         end = _end_of_batches(filesystem.read(path))
@@ -276,7 +276,7 @@ def copy_journal(
         copy_file(path, copy)
         if end is not None and filesystem.size(copy) > end:
             filesystem.truncate(copy, end)
-    # Segments are trimmed in order, and may be overwritten then: while the first one is there, all are what they were.
+    # Segments are trimmed in order, and may then be overwritten: while the first one exists, all are unchanged.
     if not numbers or not filesystem.exists(segment_path(source, first_number)):
         raise FileNotFoundError(segment_path(source, first_number))
     replay = Replay(filesystem, target, first_number, lambda _: None)
@@ -286,20 +286,20 @@ def copy_journal(
     return replay
 
 
-def _side_by_side(numbers: list[int], first_number: int) -> list[int]:
+def _consecutive(numbers: list[int], first_number: int) -> list[int]:
     """The segments from `first_number` up to the first that is not in the list.
 
-    A directory is not read at one moment: of the files that are created meanwhile, a later one may be listed and an
-    earlier one not. All that existed before are listed, and hold what was acknowledged by then.
+    A directory is not read atomically: of the files that are created in the meantime, a later one may be listed and an
+    earlier one not. All that existed before are listed, and contain what was acknowledged by then.
     """
     later = [number for number in numbers if number >= first_number]
     return [number for expected, number in enumerate(later, first_number) if number == expected]
 
 
 def _end_of_batches(data: bytes) -> int | None:
-    """Where the whole batches of a segment end now; None without a sound header.
+    """Where the complete batches of a segment end now; None without a valid header.
 
-    Only where a file is overwritten: what is written to it later must not follow older content in a copy.
+    In a file that is overwritten, only: what is written to it later must not follow older content in a copy.
     """
     header = unpack_header(data)
     if header is None or not header.overwrites:
@@ -311,7 +311,7 @@ def _end_of_batches(data: bytes) -> int | None:
 
 
 def is_blank(filesystem: Filesystem, path: Path) -> bool:
-    """Whether a segment's file begins with nothing or with zeros, as a prepared one does."""
+    """Whether a segment's file is empty or begins with zeros, as a prepared one does."""
     mapped = filesystem.map(path)
     try:
         start = mapped.read(0, min(len(mapped.view), HEADER_BYTES + FRAME.size))
@@ -321,18 +321,18 @@ def is_blank(filesystem: Filesystem, path: Path) -> bool:
 
 
 SUFFIX: Final = ".new"
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def renew(filesystem: Filesystem, path: Path, size: int) -> None:
     """Replace a file by a copy of its first `size` bytes; the copy and its name are durable when this returns.
 
     When a sync fails, Linux marks the pages as clean: a later read returns them, a later sync succeeds without writing
-    them, and a power cut loses them. So what a start has read back from the end of a file may not be on the disk,
-    however often the file is synced. Written to a new file and synced there, it is. A crash at any point leaves the
-    old file or the new one, which have the same content.
+    them, and a power cut loses them. So what a start has read from the end of a file may not be on the disk, however
+    often the file is synced. Writing it to a new file and syncing that makes it durable. A crash at any point leaves
+    the old file or the new one, which have the same content.
 
-    On a full disk the file is cut and synced in place instead: a start must be possible, to make room.
+    On a full disk the file is truncated and synced in place instead: the server must be able to start, to free space.
     """
     fresh = path.with_name(path.name + SUFFIX)
     if filesystem.exists(fresh):
@@ -340,7 +340,7 @@ def renew(filesystem: Filesystem, path: Path, size: int) -> None:
     try:
         write_file(filesystem, fresh, filesystem.read(path)[:size])
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_FULL:
             raise
         log.warning("%s is not rewritten, because the disk is full", path)
         with suppress(OSError):

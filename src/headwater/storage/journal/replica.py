@@ -1,7 +1,7 @@
-"""A journal that is not a file: where the batches of a store are kept so that they survive this machine.
+"""The interface of a replicated journal, which keeps the batches of a store if this machine is lost.
 
-The file journal writes each batch there first, so the local file is only a copy that checkpoints read. A store whose
-local files are gone is restored from the object store and from here.
+The file journal writes each batch there first, so the local file is only a copy for checkpoints. A store whose
+local files are lost is restored from the object store and from the replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class JournalSource(Protocol):
 
     @property
     def last_lsn(self) -> int:
-        """The last record that it has, as of the opening."""
+        """The last record that it had when it was opened."""
 
     def batches(self, after_lsn: int) -> Iterator[bytearray]:
         """The sealed frames that have records after this one, in order."""
@@ -29,8 +29,8 @@ class JournalReplica(JournalSource, Protocol):
     def append(self, last_lsn: int, new_lsn: int, frame: Sequence[Bytes]) -> None:
         """Make a batch durable that follows record `last_lsn` and ends with `new_lsn`.
 
-        Raises `WriteFailedError` if that is not certain, or if this process is not the writer any more.
+        Raises `WriteFailedError` if that is not certain, or if this process is no longer the writer.
         """
 
     def trim(self, lsn: int) -> None:
-        """Remove the batches up to this record: the object store has them. Nothing if the writer is another one."""
+        """Remove the batches up to this record, which the object store has. Does nothing if there is another writer."""

@@ -1,12 +1,12 @@
 """The write-ahead journal: all streams in one file at a time, one write (and where it is synced, one sync) per batch.
 
 Invariants: a segment's header and name are durable before its first batch; a segment is begun only when every batch
-before it is as durable as the mode promises, and when nothing of an earlier use is left in the file of the one before;
-no segment that was begun is ever written by a second process, re-created or filled. The file of the next segment is
-prepared in advance (`next_segment`), so that a write needs no new descriptor and does not wait for a directory to be
-synced; while the next file is missing, the current segment grows beyond its size. A segment that grows as it is
-written gives way to a prepared one early, because syncs are faster there. The batch that begins a segment waits for two
-syncs, of the header and of the batch: `takes_long` says so before it is written. After the first error nothing more is
+before it is as durable as the mode promises, and when the previous segment has overwritten all earlier content of its
+file; no segment that was begun is ever written by a second process, re-created or filled. The file of the next segment
+is prepared in advance (`next_segment`), so that a write needs no new descriptor and does not wait for a directory to be
+synced; while the next file is missing, the current segment grows beyond its size. A segment whose file grows is
+replaced by a prepared one early, because syncs are faster there. The batch that begins a segment waits for two syncs,
+of the header and of the batch: `takes_long` says so before it is written. After the first error nothing more is
 written: the result of a failed write or sync is unknown, and a second sync can report success for pages that the first
 one lost.
 """
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from headwater.core.checksum import crc32
 from headwater.storage.filesystem import Bytes, FileAppender, Filesystem, write_whole
 from headwater.storage.interface import Committed, WriteFailedError
-from headwater.storage.journal.frames import FRAME, BatchEncoder, salt_again, seal
+from headwater.storage.journal.frames import FRAME, BatchEncoder, change_salt, seal
 from headwater.storage.journal.next_segment import NextSegment, remove_spares
 from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.worker import Job
@@ -34,9 +34,9 @@ log = logging.getLogger("headwater.storage")
 JOURNAL_NAME: Final = "log"
 """The directory of the journal, within a data directory."""
 SEGMENT_MAX_BYTES: Final = 2**30
-"""A segment is read whole at startup; a larger setting is taken as this."""
+"""Upper limit of the setting, because a segment is read completely at startup."""
 FILL_AFTER_BYTES: Final = 256 * 1024
-"""The next segment is filled when so much is in the current one: a server that is hardly used needs no space for it."""
+"""The next segment is filled when the current one has this size, so that an idle server does not use space for it."""
 
 _HEADER: Final = struct.Struct("<8sQQQQ16sI")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -52,7 +52,7 @@ class SegmentHeader(NamedTuple):
     number: int
     first_lsn: int
     previous_lsn: int
-    """The last record before this segment: a gap before it would show."""
+    """The last record before this segment, to detect a gap."""
     salt: int
     boot_id: bytes
     synced: bool
@@ -60,11 +60,11 @@ class SegmentHeader(NamedTuple):
     follows_a_loss: bool = False
     """Whether the journal before it lost its end in a restart of the machine."""
     overwrites: bool = False
-    """Whether the file had content before: then anything may follow the last batch."""
+    """Whether the file had content before: if so, old content may follow the last batch."""
 
 
 class Segment(NamedTuple):
-    """A segment that exists. Its salt is random, so segments of another journal are recognised."""
+    """An existing segment. Its salt is random, so segments of another journal are detected."""
 
     number: int
     first_lsn: int
@@ -94,7 +94,7 @@ def pack_header(header: SegmentHeader) -> bytes:
 
 
 def unpack_header(data: Bytes) -> SegmentHeader | None:
-    """The header at the start of a segment, or None when it is not whole and sound."""
+    """The header at the start of a segment, or None if it is incomplete or damaged."""
     if len(data) < HEADER_BYTES:
         return None
     magic, number, first_lsn, previous_lsn, salt, boot_id, flags = _HEADER.unpack_from(data)
@@ -114,7 +114,7 @@ def unpack_header(data: Bytes) -> SegmentHeader | None:
 
 
 class FileJournal:
-    """The end of the journal. `append` and `mark_whole` may be called from any thread."""
+    """The end of the journal. `append` and `mark_complete` may be called from any thread."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class FileJournal:
         self._encoder = BatchEncoder()
         self._lock = threading.Lock()
         self._is_marked = True
-        # Read now: when a segment is full there may be no descriptor to read it with.
+        # Read it now: later there may be no free descriptor.
         self._boot_id = filesystem.boot_id()
         self._next = NextSegment(
             filesystem, directory, fill_bytes=self._segment_bytes if durable else 0, header_bytes=HEADER_BYTES
@@ -148,7 +148,7 @@ class FileJournal:
         self.last_lsn = last_lsn
         self.failure: str | None = None
         self.replica: JournalReplica | None = None
-        """Where each batch must be before it is written here, if its durability does not depend on this disk."""
+        """Where each batch is made durable before it is written here, if durability does not depend on this disk."""
         self.segments: list[Segment] = list(older)
         remove_spares(filesystem, directory)
         file = filesystem.create(segment_path(directory, number))
@@ -161,9 +161,9 @@ class FileJournal:
             raise
 
     def takes_long(self) -> bool:
-        """Whether the next append waits for more than its own sync. The answer holds for that append.
+        """Whether the next append waits for more than its own sync. The result is binding for that append.
 
-        It begins a segment then, or another thread is writing.
+        That is so if it begins a segment, or if another thread is writing.
         """
         if self._begins is None:
             self._begins = self._can_begin()
@@ -180,7 +180,7 @@ class FileJournal:
                     self.replica.append(self.last_lsn, self.last_lsn + len(batch), (frame, *rest))
                 if self._can_begin() if begins is None else begins:
                     self._roll()
-                    salt_again(frame, self._salt)
+                    change_salt(frame, self._salt)
                 self._append(frame, rest)
             except BaseException as error:
                 raise self._fail(error) from error
@@ -188,13 +188,14 @@ class FileJournal:
             self._is_marked = False
 
     def adopt(self, frame: bytearray, entries: int) -> None:
-        """Write a batch of a replica as it was sealed there; `last_lsn` must be the record before it."""
-        salt_again(frame, self._salt)
+        """Write a sealed batch of the replica; `last_lsn` must be the record before it."""
+        change_salt(frame, self._salt)
         self._append(frame)
         self.last_lsn += entries
 
-    def mark_whole(self) -> None:
-        """Mark that everything before is whole, so that later damage to the last batch cannot pass for a torn write."""
+    def mark_complete(self) -> None:
+        """Mark everything so far as complete, so that later damage to the last batch does not look like a torn
+        write."""
         with self._lock:
             if self._is_marked or self.failure is not None:
                 return
@@ -208,8 +209,8 @@ class FileJournal:
 
     @property
     def wants_next(self) -> bool:
-        """Whether `prepare` has something to do."""
-        return not self._next.is_there and self.failure is None
+        """Whether `prepare` has work to do."""
+        return not self._next.exists and self.failure is None
 
     def prepare(self) -> None:
         """Create the file of the next segment. Called by one thread only; no write waits for it.
@@ -221,7 +222,7 @@ class FileJournal:
 
     @property
     def wants_fill(self) -> bool:
-        """Whether `fill` has something to do."""
+        """Whether `fill` has work to do."""
         return (
             self._next.wants_fill
             and self.failure is None
@@ -244,7 +245,7 @@ class FileJournal:
             del self.segments[0]
 
     @property
-    def is_marked_whole(self) -> bool:
+    def is_marked_complete(self) -> bool:
         return self._is_marked
 
     @property
@@ -257,17 +258,17 @@ class FileJournal:
         self.failure = self.failure or reason
 
     def close(self) -> None:
-        """Close the files. Without an earlier error, what was only prepared is given back to the file system."""
+        """Close the files. Without an earlier error, files that were only prepared are removed."""
         with self._lock:
-            in_good_order = self.failure is None
+            had_no_error = self.failure is None
             self.fail("The store is closed.")
             self._file.close()
             try:
-                self._next.close(remove=in_good_order)
-                if in_good_order and self._size < self._filled_bytes:
+                self._next.close(remove=had_no_error)
+                if had_no_error and self._size < self._filled_bytes:
                     self._filesystem.truncate(segment_path(self._directory, self.segments[-1].number), self._size)
             except OSError as error:
-                log.warning("what was prepared for the journal is removed at the next start: %s", error)
+                log.warning("files that were prepared for the journal will be removed at the next start: %s", error)
 
     def _append(self, frame: bytearray, rest: Sequence[Bytes] = ()) -> None:
         write_whole(self._file, frame)
@@ -278,7 +279,7 @@ class FileJournal:
         self._size += len(frame) + sum(map(len, rest))
 
     def _can_begin(self) -> bool:
-        """Whether the next segment should be begun, and its file is there."""
+        """Whether the next segment should be begun, and its file is ready."""
         return (
             self._size >= self._filled_bytes
             and (self._size >= self._segment_bytes or (self._next.is_filled and not self._filled_bytes))
@@ -327,7 +328,8 @@ class FileJournal:
 
 
 def create_journal(filesystem: Filesystem, directory: Path, last_lsn: int = 0) -> Segment:
-    """An empty journal that continues after record `last_lsn`. Segments that exist were never used, and are removed."""
+    """Create an empty journal that continues after record `last_lsn`. Existing segments were never used; remove
+    them."""
     filesystem.make_directory(directory)
     filesystem.sync_directory(directory.parent)
     for number in segment_numbers(filesystem, directory):
@@ -340,7 +342,7 @@ def create_journal(filesystem: Filesystem, directory: Path, last_lsn: int = 0) -
 
 
 def remove_segments_before(filesystem: Filesystem, directory: Path, first_needed: int) -> None:
-    """Remove segments that a crash left after the checkpoint that made them unnecessary."""
+    """Remove segments that a checkpoint made unnecessary, but that a crash left."""
     for number in segment_numbers(filesystem, directory):
         if number < first_needed:
             filesystem.unlink(segment_path(directory, number))

@@ -1,4 +1,4 @@
-"""Install a whole store in a directory atomically: all of it appears, or nothing that could be taken for a store.
+"""Install a store in a directory atomically: an interrupted installation is never mistaken for a store.
 
 It is built in a hidden directory within the target, so that the target may be a mount point. At the end its parts are
 moved up, `FORMAT` last: every start refuses a directory without that file, so an installation that was interrupted at
@@ -17,7 +17,7 @@ from headwater.storage import control_socket
 from headwater.storage.directory import FOREIGN_NAMES, FORMAT_NAME, LOCK_NAME, lock_directory
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
-from headwater.storage.journal_place import NEW_RECORD_NAME, RECORD_NAME, moved_journals, remove_journals
+from headwater.storage.journal_location import NEW_RECORD_NAME, RECORD_NAME, moved_journals, remove_journals
 from headwater.storage.worker_stores import GENERATION_PREFIX, WORKERS_NAME
 
 UNFINISHED: Final = ".unfinished"
@@ -31,7 +31,7 @@ class StoreExistsError(StorageError):
     """The target has a store, and replacing it was not requested."""
 
 
-_OURS: Final = frozenset(
+_STORE_NAMES: Final = frozenset(
     {
         FORMAT_NAME,
         LOCK_NAME,
@@ -55,95 +55,97 @@ _OURS: Final = frozenset(
         "WORKERS.new",
     }
 )
-"""The names that a data directory can have, which are removed when it is replaced. No other files are."""
+"""The names of the files of a data directory, which are removed when it is replaced. No other files are removed."""
 
 
-PLAIN_STORE_NAMES: Final = _OURS - {LOCK_NAME, control_socket.NAME, WORKERS_NAME, "BACKUP"}
-"""The names that an undivided store can have, without those of every data directory."""
+PLAIN_STORE_NAMES: Final = _STORE_NAMES - {LOCK_NAME, control_socket.NAME, WORKERS_NAME, "BACKUP"}
+"""The names of the files of an undivided store, without those that every data directory has."""
 
 
 def check_is_new(root: Path) -> None:
     """Refuse a directory with files that a data directory does not have before its first start."""
-    strangers = sorted(
+    unknown_names = sorted(
         entry.name
         for entry in root.iterdir()
         if entry.name not in {LOCK_NAME, "WORKERS.new"} | FOREIGN_NAMES and not entry.name.startswith(".")
     )
-    if strangers:
+    if unknown_names:
         raise StorageError(
-            f"Directory {root} is not a Headwater data directory and is not empty: it has"
-            f" {', '.join(strangers[:3])}{', …' if len(strangers) > 3 else ''}."
+            f"Directory {root} is not a Headwater data directory and is not empty: it contains"
+            f" {', '.join(unknown_names[:3])}{', …' if len(unknown_names) > 3 else ''}."
             " Give an empty or a new directory as data_dir."
         )
 
 
 @contextmanager
 def atomic_install(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Where to build the store that is installed in `target`. With `replace` it replaces an existing store.
+    """Yield a directory in which to build a store, then install it in `target`; `replace` allows to replace a store.
 
-    Raises `StorageError` when the target is in use or has something that must not be removed.
+    Raises `StorageError` if the target is in use or contains files that must not be removed.
     """
     filesystem = RealFilesystem()
-    was_there = target.exists()
+    existed = target.exists()
     lock = lock_directory(filesystem, target)
-    place = target / UNFINISHED
+    unfinished = target / UNFINISHED
     try:
-        _check_room_for(target, replace=replace)
-        if place.exists():
-            shutil.rmtree(place)
-        filesystem.make_directory(place)
+        _check_target(target, replace=replace)
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+        filesystem.make_directory(unfinished)
         try:
-            yield place
-            _move_in(filesystem, place, target)
+            yield unfinished
+            _move_in(filesystem, unfinished, target)
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise StorageError(f"{target} cannot be filled: {error}") from error
     finally:
         lock.release()
-        if not was_there and not any((target / marker).exists() for marker in _MARKERS):
+        if not existed and not any((target / marker).exists() for marker in _MARKERS):
             with suppress(OSError):
                 (target / LOCK_NAME).unlink()
                 target.rmdir()
 
 
-def _check_room_for(target: Path, *, replace: bool) -> None:
+def _check_target(target: Path, *, replace: bool) -> None:
     names = {entry.name for entry in target.iterdir()}
     present = sorted(names - {LOCK_NAME, UNFINISHED} - FOREIGN_NAMES)
     if not present:
         return
-    strangers = sorted(name for name in names - _OURS - FOREIGN_NAMES if not name.startswith(GENERATION_PREFIX))
+    unknown_names = sorted(
+        name for name in names - _STORE_NAMES - FOREIGN_NAMES if not name.startswith(GENERATION_PREFIX)
+    )
     is_store = not _MARKERS.isdisjoint(names)
-    if not strangers and not is_store and UNFINISHED in names:
-        # An installation that was interrupted: what is there was never a store, or was to be replaced.
+    if not unknown_names and not is_store and UNFINISHED in names:
+        # An interrupted installation: its files were never a store, or were to be replaced.
         return
-    if strangers or not is_store:
-        listed = ", ".join((strangers or present)[:3])
-        raise StorageError(f"{target} is not empty and not a Headwater data directory: it has {listed}.")
+    if unknown_names or not is_store:
+        listed = ", ".join((unknown_names or present)[:3])
+        raise StorageError(f"{target} is not empty and not a Headwater data directory: it contains {listed}.")
     if not replace:
         raise StoreExistsError(f"{target} already has a store.")
 
 
-def _move_in(filesystem: RealFilesystem, place: Path, target: Path) -> None:
-    for directory in (place, *(path for path in place.rglob("*") if path.is_dir())):
+def _move_in(filesystem: RealFilesystem, unfinished: Path, target: Path) -> None:
+    for directory in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
         filesystem.sync_directory(directory)
     journals = moved_journals((target, *target.glob(f"{GENERATION_PREFIX}*/*")))
     if any((target / marker).exists() for marker in _MARKERS):
         for marker in _MARKERS:
             (target / marker).unlink(missing_ok=True)
         filesystem.sync_directory(target)
-    for name in sorted(_OURS - {LOCK_NAME, UNFINISHED}):
+    for name in sorted(_STORE_NAMES - {LOCK_NAME, UNFINISHED}):
         _remove(target / name)
     for path in target.glob(f"{GENERATION_PREFIX}*"):
         _remove(path)
     remove_journals(journals)
-    for path in sorted(place.iterdir()):
+    for path in sorted(unfinished.iterdir()):
         if path.name not in {*_MARKERS, LOCK_NAME}:
             filesystem.replace(path, target / path.name)
     filesystem.sync_directory(target)
     for marker in _MARKERS:
-        if (place / marker).exists():
-            filesystem.replace(place / marker, target / marker)
+        if (unfinished / marker).exists():
+            filesystem.replace(unfinished / marker, target / marker)
     filesystem.sync_directory(target)
 
 

@@ -1,9 +1,9 @@
-"""Backups: a consistent copy of a data directory, taken while a server writes to it or offline, and restored.
+"""Backups: take a consistent copy of a data directory, with or without a running server, and restore it.
 
 A backup is a data directory with one more file: `BACKUP` says when it was taken and lists every file with its size and
-SHA-256. So it can be checked, counted and copied from like any other directory, and a restore verifies every byte.
+SHA-256. So the offline tools work on it as on any data directory, and a restore verifies every byte.
 
-While a server runs it must hold its files (see `storage.deferred_unlink`) from before `take_backup` to its end.
+A running server must hold its files (see `storage.deferred_unlink`) before and during `take_backup`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.storage.filesystem import FILE_MODE, RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.offline.atomic_install import atomic_install
 from headwater.storage.offline.families import family_of, tools_of
-from headwater.storage.tiering.home import read_mark
+from headwater.storage.tiering.claimed_prefix import read_mark
 from headwater.storage.worker_stores import WORKERS_NAME, store_directories
 
 BACKUP_NAME: Final = "BACKUP"
@@ -61,20 +61,22 @@ def take_backup(source: Path, target: Path) -> Backup:
             f"The packs of {source} are in {mark.url}, so a copy of the directory is not a backup. Stop the server and"
             " copy the whole store with `headwater store copy`, and back that up."
         )
-    with atomic_install(target) as place:
-        # The first store of several has what refers to streams of the others, so it is the oldest.
+    with atomic_install(target) as unfinished:
+        # The first store contains the references to streams of the others, so it must be copied first.
         for store in store_directories(source):
-            copy = place / store.relative_to(source)
-            _make_directories(filesystem, place, copy)
+            copy = unfinished / store.relative_to(source)
+            _make_directories(filesystem, unfinished, copy)
             _copy_file(store / FORMAT_NAME, copy / FORMAT_NAME)
             tools_of(store).copy(filesystem, store, copy, _copy_file)
-            # After the records that name them: a blob exists before its record, and is held from then on.
+            # After the records that refer to them: a blob exists before its record, and is not deleted during a hold.
             _copy_blobs(filesystem, store, copy)
         if (source / WORKERS_NAME).exists():
-            _copy_file(source / WORKERS_NAME, place / WORKERS_NAME)
+            _copy_file(source / WORKERS_NAME, unfinished / WORKERS_NAME)
         taken = datetime.now(UTC).isoformat(timespec="milliseconds")
-        backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(place)))
-        write_file(filesystem, place / BACKUP_NAME, msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n")
+        backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(unfinished)))
+        write_file(
+            filesystem, unfinished / BACKUP_NAME, msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n"
+        )
     return backup
 
 
@@ -101,22 +103,24 @@ def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Back
     backup = read_backup(source)
     _check_apart(source, target)
     filesystem = RealFilesystem()
-    with atomic_install(target, replace=replace) as place:
+    with atomic_install(target, replace=replace) as unfinished:
         for file in backup.files:
-            path = place / _inside(file.path)
-            _make_directories(filesystem, place, path.parent)
+            path = unfinished / _inside(file.path)
+            _make_directories(filesystem, unfinished, path.parent)
             try:
                 digest = _copy_file(source / file.path, path)
             except FileNotFoundError:
                 raise StorageError(f"{source / file.path} is missing from the backup.") from None
             if path.stat().st_size != file.size or digest != file.sha256:
-                raise StorageError(f"{source / file.path} is not what was backed up: its checksum differs.")
+                raise StorageError(
+                    f"{source / file.path} differs from what was backed up: its checksum does not match."
+                )
     return backup
 
 
-def _make_directories(filesystem: RealFilesystem, place: Path, path: Path) -> None:
-    for parent in (*reversed(path.relative_to(place).parents), path.relative_to(place)):
-        filesystem.make_directory(place / parent)
+def _make_directories(filesystem: RealFilesystem, unfinished: Path, path: Path) -> None:
+    for parent in (*reversed(path.relative_to(unfinished).parents), path.relative_to(unfinished)):
+        filesystem.make_directory(unfinished / parent)
 
 
 def _check_apart(source: Path, target: Path) -> None:
@@ -128,28 +132,28 @@ def _check_apart(source: Path, target: Path) -> None:
 def _inside(text: str) -> Path:
     path = Path(text)
     if path.is_absolute() or ".." in path.parts:
-        raise StorageError(f"The backup lists {text!r}, which is outside of it.")
+        raise StorageError(f"The backup lists {text!r}, which is outside the backup.")
     return path
 
 
-def _copy_blobs(filesystem: RealFilesystem, source: Path, place: Path) -> None:
+def _copy_blobs(filesystem: RealFilesystem, source: Path, unfinished: Path) -> None:
     if not (source / BLOBS_NAME).exists():
         return
-    filesystem.make_directory(place / BLOBS_NAME)
+    filesystem.make_directory(unfinished / BLOBS_NAME)
     for name in filesystem.names(source / BLOBS_NAME):
         if is_finished(name):
-            _copy_file(source / BLOBS_NAME / name, place / BLOBS_NAME / name)
+            _copy_file(source / BLOBS_NAME / name, unfinished / BLOBS_NAME / name)
 
 
-def _listed(place: Path) -> Iterator[BackupFile]:
-    for path in sorted(place.rglob("*")):
-        # LMDB creates its lock file again.
+def _listed(unfinished: Path) -> Iterator[BackupFile]:
+    for path in sorted(unfinished.rglob("*")):
+        # LMDB re-creates its lock file.
         if path.is_file() and path.name not in {LOCK_NAME, "lock.mdb"}:
-            yield BackupFile(str(path.relative_to(place)), path.stat().st_size, _digest(path))
+            yield BackupFile(str(path.relative_to(unfinished)), path.stat().st_size, _digest(path))
 
 
 def _copy_file(source: Path, target: Path) -> str:
-    """Copy a file up to its current size, durable except for its name; return the digest of the copy."""
+    """Copy a file up to its current size and sync the copy, but not its directory; return the digest of the copy."""
     digest = hashlib.sha256()
     target.touch(FILE_MODE, exist_ok=False)
     with source.open("rb") as reader, target.open("wb") as writer:

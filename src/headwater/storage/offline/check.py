@@ -17,7 +17,7 @@ from headwater.storage.worker_stores import store_directories
 
 
 def check(directory: Path, mode: str | None = None) -> Iterator[str]:
-    """Every problem found, a sentence each; none when all is well. Raises `StorageError` if it cannot even look."""
+    """Yield one sentence for each problem. Raises `StorageError` if the directory cannot be opened."""
     family_of(directory, mode)
     for store in store_directories(directory):
         where = f"{store.relative_to(directory)}: " if store != directory else ""
@@ -43,7 +43,7 @@ def _check_store(directory: Path) -> Iterator[str]:
 
 
 def _check_blobs(filesystem: Filesystem, directory: Path, catalog: Catalog[StreamState]) -> Iterator[str]:
-    """Check that the snapshot of every stream exists and that the checksums of its pages are right."""
+    """Check that the snapshot of every stream exists and that the checksums of its pages match."""
     if not (directory / BLOBS_NAME).exists():
         yield from _missing(stream for stream in catalog if stream.snapshot is not None and not stream.deleted)
         return

@@ -1,8 +1,8 @@
-"""Fill new stores from others: every stream into one of them, with all its state, its bytes and its snapshot.
+"""Fill new stores from existing ones: each stream goes to one of them, with its state, bytes and snapshot.
 
 A stream keeps its id, so forks find their sources, and every ETag and offset stays valid. The bytes of a stream are
-copied once, however many forks read them; what cannot be read any more is left out. At the end the new stores are read
-back and compared, state by state and byte by byte.
+copied once, however many forks read them; bytes that cannot be read any more are not copied. At the end the new stores
+are read and compared, state by state and byte by byte.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwater.storage.offline.interface import OfflineReader, StoredRun, open_r
 from headwater.storage.tiering.open import files_of
 
 RUN_BYTES: Final = 8 * 2**20
-"""Copied at a time: what a copy holds in memory of a stream, and about the size of an extent."""
+"""Bytes that are copied at a time: the memory for a stream during a copy, and about the size of an extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CopiedStore:
 
 @dataclass(frozen=True, slots=True)
 class DivisionPlan:
-    """What each new store gets."""
+    """The streams and documents of each new store."""
 
     targets: Mapping[int, int]
     """The store of each stream, by incarnation."""
@@ -50,7 +50,7 @@ Plan: TypeAlias = Callable[[Sequence[Catalog[StreamState]]], DivisionPlan]
 
 
 def all_in_one(catalogs: Sequence[Catalog[StreamState]]) -> DivisionPlan:
-    """Everything into one store."""
+    """A plan that puts everything into one store."""
     documents: dict[str, bytes] = {}
     for catalog in reversed(catalogs):
         documents |= catalog.documents
@@ -155,7 +155,7 @@ def _verify(
     digests: dict[int, StreamDigest],
 ) -> None:
     for problem in check(directory):
-        raise StorageError(f"The copy is not sound: {problem}")
+        raise StorageError(f"The copy has a problem: {problem}")
     filesystem = RealFilesystem()
     with locked(filesystem, directory), open_reader(tools_of(directory), filesystem, directory) as reader:
         found = reader.catalog
@@ -166,7 +166,7 @@ def _verify(
             if planned.targets[stream.id] == number
         }
         if {stream.id: stream.image() for stream in found} != expected or found.documents != planned.documents[number]:
-            raise StorageError("The copy's states are not those of the original.")
+            raise StorageError("The states of streams or documents in the copy differ from the original.")
         for stream in found:
             digest = StreamDigest()
             for _ in digest.follow(reader.runs(stream, RUN_BYTES)):

@@ -1,4 +1,4 @@
-"""The offline tools of the family that a data directory belongs to."""
+"""Find the offline tools for the storage family of a data directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.storage.acid.offline import AcidTools
 from headwater.storage.directory import FAMILY_OF_MODE, Directory, open_directory, read_format
 from headwater.storage.filesystem import Filesystem, RealFilesystem
 from headwater.storage.interface import StorageError
-from headwater.storage.journal_place import lock_journal
+from headwater.storage.journal_location import lock_journal
 from headwater.storage.offline.interface import OfflineTools
 from headwater.storage.packs.offline import PackTools
 from headwater.storage.worker_stores import store_directories
@@ -20,14 +20,14 @@ TOOLS: Final[Mapping[str, OfflineTools]] = {"log": PackTools(), "acid": AcidTool
 
 
 def family_of(directory: Path, mode: str | None = None) -> str:
-    """The family of a data directory. Raises `StorageError` if it is not one of ours, or does not fit the mode."""
+    """The family of a data directory. Raises `StorageError` if it is not a data directory, or not of this mode."""
     filesystem = RealFilesystem()
     directory = store_directories(directory)[0]
     found = read_format(filesystem, directory)
     if found.family not in TOOLS:
         raise StorageError(f"Data directory {directory} was written by an unknown storage mode ({found.family!r}).")
     if mode is not None and FAMILY_OF_MODE[mode] != found.family:
-        # Fails with the message of a start.
+        # Raises the same error as a server start.
         open_directory(filesystem, directory, FAMILY_OF_MODE[mode], create=False).close()
     return found.family
 

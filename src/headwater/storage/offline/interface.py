@@ -23,14 +23,14 @@ from headwater.storage.interface import CorruptError, StorageError
 from headwater.storage.stream_data import ColdRuns, DamagedRangeError, StreamData
 
 CopyFile: TypeAlias = Callable[[Path, Path], object]
-"""Copy a file as far as it reaches when it is opened, and make the copy durable except for its name."""
+"""Copy a file up to the size that it has when it is opened, and sync the copy, but not its directory."""
 
 
 class OfflineSource(ColdRuns, Protocol):
     """A store that is read without being changed: its states, and its bytes by extent."""
 
     def recover(self, unsaved: UnsavedState) -> Iterator[Record]:
-        """The records that rebuild the catalog. Fills `unsaved`."""
+        """Return the records that rebuild the catalog; fill `unsaved`."""
 
     def name_of(self, stream_id: int) -> str: ...
 
@@ -64,18 +64,18 @@ class OfflineTools(Protocol):
     """The offline operations of one family of storage modes."""
 
     def problems(self, filesystem: Filesystem, directory: Path) -> Iterator[str]:
-        """Every damaged or inconsistent part of the files, a sentence each."""
+        """Yield one sentence for each damaged or inconsistent part of the files."""
 
     def open(self, filesystem: Filesystem, directory: Path) -> OfflineSource: ...
 
     def parts(self, filesystem: Filesystem, directory: Path) -> dict[str, int]:
-        """Figures about the files of a sound directory that no server has open."""
+        """Figures about the files of an undamaged directory that no server has open."""
 
     def live_parts(self, filesystem: Filesystem, directory: Path) -> dict[str, int]:
         """Figures about the files while a server may have them open."""
 
     def copy(self, filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
-        """Copy the store as of one moment, while a server may write to it."""
+        """Take a consistent copy of the store, while a server may write to it."""
 
     def bulk_load(self, filesystem: Filesystem, directory: Path, *, shard_count: int, map_bytes: int) -> BulkLoad: ...
 
@@ -111,7 +111,7 @@ class OfflineReader:
             raise CorruptError(f"{name} is damaged at position {damage.position}: {damage}") from damage
 
     def gaps(self) -> Iterator[str]:
-        """Each stream whose bytes do not reach from the first that can be read to its end, without a gap."""
+        """Yield a sentence for each gap in the readable bytes of a stream."""
         for stream in self.catalog:
             stored = self._unsaved.streams.get(stream.id)
             if stored is None:
@@ -132,7 +132,7 @@ def _chain_gaps(stream: StreamState, stored: StreamData) -> Iterator[str]:
     at = stored.base_index, stored.base_position
     for extent in extents.split(stored.extents):
         if (extent.first_index, extent.position) != at:
-            yield f"Stream {stream.name!r}: bytes are missing or double before position {extent.position}."
+            yield f"Stream {stream.name!r}: bytes are missing or duplicated before position {extent.position}."
         at = extent.end_index, extent.end_position
 
 

@@ -1,8 +1,8 @@
-"""Remove the bytes of deleted streams and dropped messages from a data directory now, instead of over time.
+"""Remove the bytes of deleted streams and dropped messages from a data directory at once.
 
-The readable data is copied to a new store next to the old one; the copy is verified and then replaces it. So
-at every moment one whole store exists: under its own name, or under `.purged` or `.before-purge` after a crash between
-the two renames. Backups and the blocks of the disk are not touched.
+The readable data is copied to a new store next to the old one; the copy is verified and then replaces it. So a complete
+store exists at any time: under its own name, or under `.purged` or `.before-purge` after a crash between the two
+renames. Backups and the blocks of the disk are not changed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from headwater.storage.directory import lock_directory
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
-from headwater.storage.journal_place import moved_journals, remove_journals
+from headwater.storage.journal_location import moved_journals, remove_journals
 from headwater.storage.offline.division import CopiedStore
 from headwater.storage.offline.store_copy import copy_between
-from headwater.storage.tiering.home import read_mark
+from headwater.storage.tiering.claimed_prefix import read_mark
 from headwater.storage.worker_stores import store_directories
 
 
@@ -29,12 +29,12 @@ class PurgedStore:
 
 
 def purge(directory: Path, mode: str, *, shard_count: int, map_bytes: int) -> PurgedStore:
-    """Rewrite the store in `directory`, which no server has open. The disk needs room for both."""
+    """Rewrite the store in `directory`, which no server has open. The disk needs space for both copies."""
     directory = directory.resolve()
     mark = read_mark(RealFilesystem(), directory)
     if mark is not None:
         raise StorageError(
-            f"The packs of {directory} are in {mark.url}, where a purge does not reach. Copy the store into a plain"
+            f"The packs of {directory} are in {mark.url}, which a purge does not rewrite. Copy the store into a plain"
             " directory with `headwater store copy`."
         )
     fresh = directory.with_name(f"{directory.name}.purged")
@@ -63,7 +63,7 @@ def purge(directory: Path, mode: str, *, shard_count: int, map_bytes: int) -> Pu
         fresh.rename(directory)
         filesystem.sync_directory(directory.parent)
     except OSError as error:
-        raise StorageError(f"{fresh} cannot take the place of {directory}: {error}") from error
+        raise StorageError(f"{fresh} cannot replace {directory}: {error}") from error
     finally:
         lock.release()
     remove_journals(moved_journals(store_directories(before)))
@@ -74,7 +74,7 @@ def purge(directory: Path, mode: str, *, shard_count: int, map_bytes: int) -> Pu
 def _size(directory: Path) -> int:
     return sum(
         path.stat().st_size
-        for place in (directory, *moved_journals(store_directories(directory)))
-        for path in place.rglob("*")
+        for each in (directory, *moved_journals(store_directories(directory)))
+        for path in each.rglob("*")
         if path.is_file()
     )

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from headwater.storage.filesystem import RealFilesystem
-from headwater.storage.journal_place import moved_journals
+from headwater.storage.journal_location import moved_journals
 from headwater.storage.offline.families import family_of, locked, tools_of
 from headwater.storage.offline.interface import open_reader
 from headwater.storage.stream_stats import StreamStats, stream_stats
@@ -20,20 +20,20 @@ from headwater.storage.worker_stores import store_directories
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What `headwater store stats` reports."""
+    """The figures of `headwater store stats`."""
 
     family: str
     contents: StreamStats
     disk_bytes: int
-    """What all files of the directory take."""
+    """The disk space of all files of the directory."""
     free_bytes: int
-    """Space left on the file system."""
+    """Free space of the file system."""
     parts: dict[str, int] = field(default_factory=dict)
     """Figures about the files, which differ between the storage modes."""
 
 
 def offline_stats(directory: Path) -> StoreStats:
-    """Statistics of a directory that no server has open: of all stores that it consists of, together."""
+    """Statistics of a directory that no server has open, summed over its stores."""
     tools = tools_of(directory)
     contents: Counter[str] = Counter()
     parts: Counter[str] = Counter()
@@ -49,7 +49,7 @@ def offline_stats(directory: Path) -> StoreStats:
 
 
 def live_stats(directory: Path, contents: Mapping[str, int], parts: Mapping[str, int]) -> StoreStats:
-    """Statistics of a directory that a server has open, from what it reports and from the files."""
+    """Statistics of a directory that a server has open, from the server's report and from the files."""
     shown: Counter[str] = Counter()
     for store in store_directories(directory):
         shown.update(tools_of(store).live_parts(RealFilesystem(), store))
@@ -63,13 +63,13 @@ def _stats(directory: Path, contents: StreamStats, parts: dict[str, int]) -> Sto
 
 def _disk_bytes(directory: Path) -> int:
     total = 0
-    places = (directory, *moved_journals(store_directories(directory)))
-    for path in chain.from_iterable(place.rglob("*") for place in places):
+    directories = (directory, *moved_journals(store_directories(directory)))
+    for path in chain.from_iterable(each.rglob("*") for each in directories):
         try:
             if path.is_file():
-                # The blocks that it takes, not its length: a database has holes.
+                # Its allocated blocks, not its length: a database file is sparse.
                 total += path.stat().st_blocks * 512
         except FileNotFoundError:
-            # A server that runs may have removed it just now.
+            # A running server may have removed it just now.
             continue
     return total

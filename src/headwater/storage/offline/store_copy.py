@@ -26,30 +26,32 @@ def copy_between(
 ) -> CopiedStore:
     """Copy the store in `source`, which no server has open, into `target`, which must be new or empty.
 
-    A source of several workers becomes one store. It keeps its number of shards unless `shards` is given.
+    The stores of several workers become one. It has the same number of shards unless `shards` is given.
     """
     sources = store_directories(source)
     for directory in sources:
         family_of(directory, source_mode)
     if source.resolve() == target.resolve():
         raise StorageError(f"{source} cannot be copied onto itself.")
-    with atomic_install(target) as place:
-        copied = divide(sources, [place], target_mode, all_in_one, shard_count=shard_count, map_bytes=map_bytes)
-        set_shards(RealFilesystem(), place, shards or shards_of(source) or 1)
+    with atomic_install(target) as unfinished:
+        copied = divide(sources, [unfinished], target_mode, all_in_one, shard_count=shard_count, map_bytes=map_bytes)
+        set_shards(RealFilesystem(), unfinished, shards or shards_of(source) or 1)
     return copied
 
 
 def join(sources: Sequence[Path], target: Path, *, shard_count: int, map_bytes: int) -> CopiedStore:
-    """Copy several stores of one family, which no server has open, into one that workers can divide again.
+    """Copy several stores of one family, which no server has open, into one that workers can divide.
 
-    What an interrupted run left in `target` is replaced.
+    Files that an interrupted run left in `target` are replaced.
     """
     filesystem = RealFilesystem()
     families = {read_format(filesystem, source).family for source in sources}
     if len(families) > 1:
-        raise StorageError(f"The stores have different kinds ({', '.join(sorted(families))}) and cannot be joined.")
+        raise StorageError(
+            f"The stores are of different families ({', '.join(sorted(families))}) and cannot be joined."
+        )
     mode = {family: mode for mode, family in FAMILY_OF_MODE.items()}[families.pop()]
-    with atomic_install(target, replace=True) as place:
-        copied = divide(sources, [place], mode, all_in_one, shard_count=shard_count, map_bytes=map_bytes)
-        set_shards(filesystem, place, SHARDS_DEFAULT)
+    with atomic_install(target, replace=True) as unfinished:
+        copied = divide(sources, [unfinished], mode, all_in_one, shard_count=shard_count, map_bytes=map_bytes)
+        set_shards(filesystem, unfinished, SHARDS_DEFAULT)
     return copied

@@ -2,11 +2,11 @@
 
 It is fuzzy. A checkpoint covers everything up to its record; the streams that changed before it are frozen one by one,
 while writes continue, and each is saved as of its own last record. That is correct because bytes, state and the number
-of that record are taken in the same moment, and replay skips, stream by stream, what an image already includes.
+of that record are read at the same time, and replay skips, for each stream, the records that its image includes.
 
-The set of streams is not fuzzy: it is saved exactly as of the checkpoint's record, with streams that were removed while
-it was made, and without those created since. Creations and deletions after it are replayed in order, because what a
-deletion removes depends on the forks that exist at that moment.
+The set of streams is not fuzzy: it is saved exactly as of the checkpoint's record, including streams that were removed
+during the checkpoint, and without those created since. Later creations and deletions are replayed in order, because
+what a deletion removes depends on the forks that exist at that time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from headwater.storage.packs.pack_set import BIG
 from headwater.storage.tail import Tail
 
 _STEP_EXTENTS: Final = 64
-_HEAPS: Final = 128
+_BUCKETS: Final = 128
 _STREAM_ID: Final = itemgetter(0)
 
 
 class Frozen(NamedTuple):
     """A stream as of record `lsn`; only whether it is deleted is as of the checkpoint's record.
 
-    Without an image, the stream was too busy (or removed too soon) to give one: its state comes from the journal.
+    Without an image (the stream was too busy, or removed too soon), its state is read from the journal.
     """
 
     stream_id: int
@@ -50,13 +50,13 @@ class Frozen(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A checkpoint to be made. It can be repeated after a failure: every attempt writes other files."""
+    """The content of a checkpoint. Saving it can be repeated after a failure: every attempt writes other files."""
 
     lsn: int
     segment: int
     frozen: list[Frozen]
     documents: dict[str, bytes | None]
-    """As of record `lsn`; None for one that was removed."""
+    """The values as of record `lsn`; None for a removed document."""
     removed: tuple[int, ...]
 
 
@@ -68,7 +68,7 @@ class Saved(NamedTuple):
 
 
 class PackContext(NamedTuple):
-    """What the jobs of a pack store work with."""
+    """The dependencies of the jobs of a pack store."""
 
     filesystem: Filesystem
     journal_directory: Path
@@ -76,7 +76,7 @@ class PackContext(NamedTuple):
     manifest: Manifest
     next_pack: Callable[[], int]
     extents_of: Callable[[int], bytes]
-    """The present extents of a stream, none when the manifest no longer has it. Safe from any thread."""
+    """The current extents of a stream; empty if the manifest no longer has it. Can be called from any thread."""
     big_bytes: int
 
 
@@ -112,13 +112,13 @@ class PackPair:
 
 
 def save_checkpoint(context: PackContext, plan: Plan) -> Generator[None, None, Saved]:
-    """The job: first the packs, then the manifest that names them."""
-    kept = yield from _kept(context, plan)
+    """The job of a checkpoint: write the packs, then the manifest that refers to them."""
+    kept = yield from _states_to_save(context, plan)
     kept += [
         SavedState(key, plan.lsn, Document(key, value)) for key, value in plan.documents.items() if value is not None
     ]
     removed: list[Key] = [*plan.removed, *(key for key, value in plan.documents.items() if value is None)]
-    gone = tuple(key for key in removed if key in context.manifest.at)
+    known_removed = tuple(key for key in removed if key in context.manifest.at)
     blobs: list[tuple[int, bytes]] = []
     packs = PackPair(context, tier=0)
     try:
@@ -132,28 +132,28 @@ def save_checkpoint(context: PackContext, plan: Plan) -> Generator[None, None, S
     except BaseException:
         packs.abandon()
         raise
-    # From here on the packs stay: should this fail, the manifest may or may not name them after a crash.
-    yield from context.manifest.save(Commit(True, plan.lsn, plan.segment, infos, (), gone), kept)
+    # From here the packs are kept: if this fails, the manifest may or may not refer to them after a crash.
+    yield from context.manifest.save(Commit(True, plan.lsn, plan.segment, infos, (), known_removed), kept)
     while kept:
-        # Releasing a hundred thousand states takes time too, and would be noticed if done at once.
+        # Freeing a hundred thousand states at once would block the event loop.
         del kept[-256:]
         yield
     return Saved(blobs, infos)
 
 
 def _in_order(frozen: list[Frozen]) -> Generator[None, None, list[tuple[int, Tail]]]:
-    """The tails by stream id. Ids are random, so by their first bits they fall into equal heaps, sorted one by one."""
-    heaps: list[list[tuple[int, Tail]]] = [[] for _ in range(_HEAPS)]
+    """The tails by stream id. Ids are random, so their first bits divide them into equal buckets, sorted one by one."""
+    buckets: list[list[tuple[int, Tail]]] = [[] for _ in range(_BUCKETS)]
     for steps, (stream_id, _, _, tail) in enumerate(frozen, 1):
         if tail is not None:
-            heaps[stream_id * _HEAPS >> 64].append((stream_id, tail))
+            buckets[stream_id * _BUCKETS >> 64].append((stream_id, tail))
         if steps % 256 == 0:
             yield
     tails: list[tuple[int, Tail]] = []
-    for heap in heaps:
-        heap.sort(key=_STREAM_ID)
-        tails += heap
-        if len(heap) > _STEP_EXTENTS:
+    for bucket in buckets:
+        bucket.sort(key=_STREAM_ID)
+        tails += bucket
+        if len(bucket) > _STEP_EXTENTS:
             yield
     return tails
 
@@ -178,9 +178,9 @@ def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
     return saved
 
 
-def _kept(context: PackContext, plan: Plan) -> Generator[None, None, list[SavedState]]:
-    starved = {each.stream_id: each.lsn for each in plan.frozen if each.image is None}
-    found_in_journal = (yield from _from_journal(context, starved, plan.lsn)) if starved else {}
+def _states_to_save(context: PackContext, plan: Plan) -> Generator[None, None, list[SavedState]]:
+    without_image = {each.stream_id: each.lsn for each in plan.frozen if each.image is None}
+    found_in_journal = (yield from _from_journal(context, without_image, plan.lsn)) if without_image else {}
     kept = []
     for steps, (stream_id, lsn, image, tail) in enumerate(plan.frozen, 1):
         found = image if image is not None else found_in_journal[stream_id]
@@ -191,27 +191,29 @@ def _kept(context: PackContext, plan: Plan) -> Generator[None, None, list[SavedS
     return kept
 
 
-def _from_journal(context: PackContext, wanted: dict[int, int], lsn: int) -> Generator[None, None, dict[int, Image]]:
-    """The state of streams as of given records: their last image, and what the journal adds to it."""
+def _from_journal(
+    context: PackContext, lsn_by_stream: dict[int, int], lsn: int
+) -> Generator[None, None, dict[int, Image]]:
+    """The state of streams as of given records: their last image, plus the later records of the journal."""
     catalog: Catalog[StreamState] = Catalog(StreamState)
     known: dict[int, int] = {}
-    for stream_id in wanted:
-        kept = context.manifest.kept(stream_id)
+    for stream_id in lsn_by_stream:
+        kept = context.manifest.saved_state(stream_id)
         if kept is not None:
             catalog.apply(kept.state)
             known[stream_id] = kept.lsn
     reader = JournalReader(context.filesystem, context.journal_directory, context.manifest.segment)
-    for frame in reader.batches(max(wanted.values())):
+    for frame in reader.batches(max(lsn_by_stream.values())):
         for logged in read_batch(frame):
-            if not context.manifest.lsn < logged.lsn <= wanted.get(logged.stream_id, 0):
+            if not context.manifest.lsn < logged.lsn <= lsn_by_stream.get(logged.stream_id, 0):
                 continue
             record = logged.record
             assert not isinstance(record, Document)
             if isinstance(record, Delete):
                 if logged.lsn <= lsn:
-                    # It is kept for its forks. A deletion after the checkpoint is left to the replay: see `Frozen`.
+                    # The stream is kept for its forks. Recovery replays a deletion after the checkpoint: see `Frozen`.
                     catalog.apply(msgspec.structs.replace(catalog.by_id[record.id].image(), deleted=True))
             elif logged.lsn > known.get(record.id, 0):
                 catalog.apply(record)
         yield
-    return {stream_id: catalog.by_id[stream_id].image() for stream_id in wanted}
+    return {stream_id: catalog.by_id[stream_id].image() for stream_id in lsn_by_stream}

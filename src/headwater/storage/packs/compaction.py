@@ -1,4 +1,4 @@
-"""Rewrite packs: the live extents of some packs move to new ones, and neighbours of a stream are joined.
+"""Rewrite packs: copy the live extents of some packs to new ones, and merge adjacent extents of a stream.
 
 The old packs stay readable until every stream has its new extents, and their files stay until after that. A crash at
 any point leaves either the old packs in the manifest, or the new ones.
@@ -26,14 +26,14 @@ _STEP_BYTES: Final = 1024 * 1024
 
 
 class Move(NamedTuple):
-    """The bytes of a stream that `merged` covers are now stored there too."""
+    """A new copy of a part of a stream: the bytes that `merged` covers."""
 
     stream_id: int
     merged: Extent
 
 
 class DamagedPackError(CorruptError):
-    """A pack that cannot be rewritten, because something in it is damaged."""
+    """A pack cannot be rewritten, because it is damaged."""
 
     def __init__(self, number: int, damage: CorruptError) -> None:
         super().__init__(str(damage))
@@ -47,7 +47,7 @@ class Rewritten(NamedTuple):
 
 
 def rewrite_packs(context: PackContext, rewrite: Rewrite) -> Generator[None, None, Rewritten]:
-    """The job."""
+    """The job of a rewrite; returns the moved extents, the new packs and the packs that they replace."""
     sources: dict[int, Pack] = {}
     small_tier = 0 if rewrite.tier == BIG else rewrite.tier
     fresh = PackPair(context, small_tier, min(info.born for info in rewrite.sources))
@@ -57,17 +57,17 @@ def rewrite_packs(context: PackContext, rewrite: Rewrite) -> Generator[None, Non
         for info in rewrite.sources:
             try:
                 sources[info.number] = pack = Pack(context.filesystem, context.pack_directory, info)
-                # Nothing is copied unchecked: a copy would get a new checksum, and look sound.
+                # Check before copying: a copy of damaged data would get a valid checksum.
                 yield from pack.check_everything()
             except CorruptError as damage:
                 raise DamagedPackError(info.number, damage) from damage
         for stream_id in _streams_in(sources):
-            for group in _neighbours(context.extents_of(stream_id), sources):
+            for group in _adjacent_groups(context.extents_of(stream_id), sources):
                 moves.append(Move(stream_id, _merge(fresh, sources, stream_id, group)))
                 written += moves[-1].merged.length + 16_384
                 if written >= _STEP_BYTES:
                     written = 0
-                    # Else all that was copied would count as memory of this process until the end.
+                    # Otherwise all copied pages would count as memory of this process until the end.
                     for pack in sources.values():
                         pack.relax()
                     yield
@@ -84,7 +84,7 @@ def rewrite_packs(context: PackContext, rewrite: Rewrite) -> Generator[None, Non
 
 
 def forget_packs(context: PackContext, numbers: tuple[int, ...]) -> Generator[None, None, Rewritten]:
-    """The job that takes packs out of the manifest that have no live data. It does not open them."""
+    """The job that removes packs without live data from the manifest. It does not open them."""
     _replace(context, (), numbers)
     yield
     return Rewritten([], (), numbers)
@@ -93,7 +93,7 @@ def forget_packs(context: PackContext, numbers: tuple[int, ...]) -> Generator[No
 def _replace(context: PackContext, added: tuple[PackInfo, ...], dropped: tuple[int, ...]) -> None:
     manifest = context.manifest
     for _ in manifest.save(Commit(True, manifest.lsn, manifest.segment, added, dropped), []):
-        # In one step: a checkpoint in between would be undone by what this says about the journal.
+        # In one step: otherwise this commit would overwrite the journal position of a checkpoint in between.
         pass
 
 
@@ -106,8 +106,8 @@ def _streams_in(sources: dict[int, Pack]) -> Iterator[int]:
             yield stream_id
 
 
-def _neighbours(blob: bytes, sources: dict[int, Pack]) -> Iterator[list[Extent]]:
-    """A stream's extents in the sources, those that follow each other together."""
+def _adjacent_groups(blob: bytes, sources: dict[int, Pack]) -> Iterator[list[Extent]]:
+    """A stream's extents in the sources, grouped by adjacency."""
     group: list[Extent] = []
     size = 0
     for extent in extents.split(blob):
@@ -132,11 +132,11 @@ def _merge(fresh: PackPair, sources: dict[int, Pack], stream_id: int, group: lis
         pieces.append(view[extent.offset : extent.offset + extent.length])
         index_at = ends_offset(extent)
         times_at = index_at + 4 * extent.messages
-        theirs = view[index_at:times_at]
+        extent_ends = view[index_at:times_at]
         shift = extent.position - first.position
         if shift:
-            ends.extend(shifted(theirs.cast("I"), shift))
+            ends.extend(shifted(extent_ends.cast("I"), shift))
         else:
-            ends.frombytes(theirs)
+            ends.frombytes(extent_ends)
         times.join(read_table(view, times_at) if pack.has_times else unknown_times(extent.messages))
     return fresh.writer(ends[-1]).add(stream_id, first.first_index, first.position, pieces, ends, times)

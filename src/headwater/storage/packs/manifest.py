@@ -1,11 +1,11 @@
-"""The manifest: the states of the last checkpoint, in a file of framed sections that only grows.
+"""The manifest: the states of the last checkpoint, in an append-only file of framed sections.
 
 A section has images of streams and documents, and lists the packs that were added and dropped, the streams that were
-removed, and the record up to which the journal is no longer needed. Sections count from a *final* one on: a checkpoint
-that did not write its final section never happened. When most of the file is out of date, a new one is written and
-renamed over it.
+removed, and the record up to which the journal is no longer needed. Sections take effect with the next *final* one: the
+sections of a checkpoint without a final section are ignored. When most of the file is out of date, a new one is written
+and renamed over it.
 
-After startup a manifest belongs to the store's worker: nothing else calls it.
+After startup, only the store's worker calls a manifest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HEADER_BYTES: Final = _HEADER.size + _CHECKSUM.size
 _MAGIC: Final = b"HWMANIF\x01"
 _HEAD_LENGTH: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<IIQQ")
-"""Before each image: checksum of what follows, length, the stream's id, and the last record that it takes in."""
+"""Before each image: checksum of what follows, length, the stream's id, and the last record that it includes."""
 
 Key: TypeAlias = int | str
 """A stream by its id, or a document by its key."""
@@ -48,16 +48,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
-    """What a section changes besides the images in it."""
+    """The changes of a section besides its images."""
 
     final: bool
     lsn: int
-    """Every record up to this one is taken in by images and packs."""
+    """Images and packs include every record up to this one."""
     segment: int
-    """The log is needed from this segment on."""
+    """The first segment of the journal that is still needed."""
     added: tuple[PackInfo, ...] = ()
     dropped: tuple[int, ...] = ()
-    gone: tuple[Key, ...] = ()
+    removed: tuple[Key, ...] = ()
 
 
 _decode_commit = msgspec.msgpack.Decoder(Commit).decode
@@ -79,7 +79,7 @@ class ManifestEntry(NamedTuple):
 
 
 class SavedManifest(NamedTuple):
-    """A manifest that is durable: the first `size` bytes of the file that begins with `header`."""
+    """A durable manifest: the first `size` bytes of the file that begins with `header`."""
 
     header: bytes
     size: int
@@ -88,7 +88,7 @@ class SavedManifest(NamedTuple):
 
 
 class Sections:
-    """The end of a manifest file. It knows the format, not the meaning."""
+    """The writer of a manifest file: encodes sections, without interpreting them."""
 
     def __init__(self, file: FileAppender, salt: int, size: int, number: int) -> None:
         self._file = file
@@ -97,9 +97,9 @@ class Sections:
         self.size = size
 
     def write(self, commit: Commit, entries: Iterable[ManifestEntry], found: list[tuple[Key, int]]) -> Iterator[None]:
-        """Write entries in sections of bounded size, each synced before the next; the last one makes them count.
+        """Write entries in sections of bounded size, each synced before the next; the last one makes them effective.
 
-        Fills `found` with the place of each entry. In steps: done when the iterator is at its end.
+        Fills `found` with the offset of each entry. It runs in steps, and is done when the iterator ends.
         """
         partial = _encode(Commit(False, commit.lsn, commit.segment))
         final = _encode(commit)
@@ -132,7 +132,7 @@ class Sections:
 
 
 class Manifest:
-    """`at` has the place in the file of the newest state of each existing stream and document."""
+    """The manifest. `at` has the offset of the newest state of each existing stream and document in the file."""
 
     def __init__(
         self, filesystem: Filesystem, directory: Path, *, rewrite_floor: int = REWRITE_FLOOR_BYTES, name: str = NAME
@@ -146,7 +146,7 @@ class Manifest:
         self._failure: str | None = None
         self._end = (0, 0, 0)
         self.on_saved: Callable[[SavedManifest], None] = lambda _: None
-        """Called whenever the file has a new durable content."""
+        """Called when new content of the file is durable."""
         self.at: dict[Key, int] = {}
         self.packs: dict[int, PackInfo] = {}
         self.lsn = 0
@@ -155,7 +155,7 @@ class Manifest:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def load(self) -> Iterable[SavedState]:
-        """Read the file; gives the newest state of each stream and document."""
+        """Read the file; returns the newest state of each stream and document."""
         data = self._filesystem.read(self._path)
         view = memoryview(data)
         salt = self._check_header(view)
@@ -168,27 +168,27 @@ class Manifest:
             waiting.append((frame, commit))
             at = frame.end
             if commit.final:
-                for whole, part in waiting:
-                    self._take_in(whole, part, view)
+                for section, part in waiting:
+                    self._apply_section(section, part, view)
                 waiting.clear()
                 good, number = at, frame.number
         if at < len(data) and find_frame(data, at, salt) is not None:
-            raise CorruptError(f"{self._path} is damaged at byte {at}, between sections that are whole.")
+            raise CorruptError(f"{self._path} is damaged at byte {at}, between valid sections.")
         if not good:
-            raise CorruptError(f"{self._path} has no whole section: it is damaged at byte {at}.")
+            raise CorruptError(f"{self._path} has no complete section: it is damaged at byte {at}.")
         self._end = (salt, good, number)
         self._fresh_size = sum(_entry_size(view, entry_at) for entry_at in self.at.values())
         return (self._decode(view, entry_at, entry_at) for entry_at in self.at.values())
 
     def repair(self) -> None:
-        """After a successful load: cut an unfinished checkpoint, and write again what may not be on the disk.
+        """After a successful load: cut an unfinished checkpoint, and rewrite what may not be on the disk.
 
-        A section that was written and not synced, or whose sync failed, is one that a power loss may still take.
+        A power loss may still lose a section that was written but not synced, or whose sync failed.
         """
         renew(self._filesystem, self._path, self._end[1])
         self._sections = Sections(self._filesystem.extend(self._path), *self._end)
 
-    def kept(self, key: Key) -> SavedState | None:
+    def saved_state(self, key: Key) -> SavedState | None:
         """The newest state of a stream or document, from the file."""
         at = self.at.get(key)
         if at is None:
@@ -203,14 +203,14 @@ class Manifest:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """The first manifest of a new store."""
+        """Write the first manifest of a new store."""
         for _ in self._rewrite(Commit(True, 0, 1), []):
             pass
 
     def save(self, commit: Commit, kept: list[SavedState]) -> Iterator[None]:
-        """Make a checkpoint durable; done when the iterator is at its end. `commit` must be final.
+        """Make a checkpoint durable; done when the iterator ends. `commit` must be final.
 
-        Should it fail, nothing is known of what the file holds now, so the next attempt writes another file.
+        If it fails, the content of the file is unknown, so the next attempt writes another file.
         """
         assert commit.final
         if self._failure is not None:
@@ -233,7 +233,7 @@ class Manifest:
         self.on_saved(self.saved())
 
     def saved(self) -> SavedManifest:
-        """What is durable now; after `create` or `repair`."""
+        """The durable manifest, after `create` or `repair`."""
         assert self._sections is not None
         return SavedManifest(
             _packed_header(self._sections.salt), self._sections.size, self.lsn, tuple(self.packs.values())
@@ -244,7 +244,7 @@ class Manifest:
             self._sections.close()
             self._sections = None
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _check_header(self, view: memoryview) -> int:
         if len(view) >= _HEADER_BYTES:
@@ -254,7 +254,7 @@ class Manifest:
                 return int(salt)
         raise CorruptError(f"{self._path} has a damaged header.")
 
-    def _take_in(self, frame: Frame, commit: Commit, view: memoryview) -> None:
+    def _apply_section(self, frame: Frame, commit: Commit, view: memoryview) -> None:
         (head_length,) = _HEAD_LENGTH.unpack_from(frame.body)
         at = frame.start + FRAME.size + _HEAD_LENGTH.size + head_length
         for _ in range(frame.entries):
@@ -265,7 +265,7 @@ class Manifest:
         self._apply(commit)
 
     def _apply(self, commit: Commit) -> None:
-        for key in commit.gone:
+        for key in commit.removed:
             self.at.pop(key, None)
         for info in commit.added:
             self.packs[info.number] = info
@@ -304,13 +304,13 @@ class Manifest:
             self._filesystem.replace(path, self._path)
             self._filesystem.sync_directory(self._directory)
         except OSError as error:
-            # Which of the two files a power loss would leave is unknown, so neither can be built on.
+            # It is unknown which of the two files a power loss would leave, so neither can be used.
             self._failure = f"Renaming {path} failed: {error}"
             raise WriteFailedError(self._failure) from error
 
     def _all_entries(self, commit: Commit, kept: list[SavedState]) -> Iterator[ManifestEntry]:
-        """The entries of all existing streams, copied from the old file where there is no newer one."""
-        replaced = {each.key for each in kept}.union(commit.gone)
+        """The entries of all existing streams, copied from the old file if there is no newer one."""
+        replaced = {each.key for each in kept}.union(commit.removed)
         old = [(at, key) for key, at in self.at.items() if key not in replaced]
         if old:
             data = memoryview(self._filesystem.read(self._path))
@@ -319,17 +319,17 @@ class Manifest:
                 yield ManifestEntry(key, bytes(data[at : at + _entry_size(data, at)]))
         yield from map(_encode_entry, kept)
 
-    def _decode(self, view: memoryview, at: int, place: int) -> SavedState:
-        self._check_entry(view, at, place)
+    def _decode(self, view: memoryview, at: int, file_offset: int) -> SavedState:
+        self._check_entry(view, at, file_offset)
         _, length, stream_id, lsn = _ENTRY.unpack_from(view, at)
         state = decode_state(view[at + _ENTRY.size : at + _ENTRY.size + length])
         return SavedState(state.key if isinstance(state, Document) else stream_id, lsn, state)
 
-    def _check_entry(self, view: memoryview, at: int, place: int) -> None:
-        # The section's checksum was checked at boot; a copy made since then must not make damage look sound.
+    def _check_entry(self, view: memoryview, at: int, file_offset: int) -> None:
+        # The section's checksum was checked at startup. A copy must not give later damage a valid checksum.
         checksum, length, stream_id, _ = _ENTRY.unpack_from(view, at)
         if crc32(view[at + _CHECKSUM.size : at + _ENTRY.size + length]) != checksum:
-            raise CorruptError(f"{self._path} is damaged at byte {place}: the state of stream {stream_id:016x}.")
+            raise CorruptError(f"{self._path} is damaged at byte {file_offset}: the state of stream {stream_id:016x}.")
 
 
 def _packed_header(salt: int) -> bytes:
@@ -337,9 +337,9 @@ def _packed_header(salt: int) -> bytes:
     return header + _CHECKSUM.pack(crc32(header))
 
 
-def _update(places: dict[Key, int], found: list[tuple[Key, int]]) -> Iterator[None]:
+def _update(offsets: dict[Key, int], found: list[tuple[Key, int]]) -> Iterator[None]:
     for start in range(0, len(found), 4096):
-        places.update(found[start : start + 4096])
+        offsets.update(found[start : start + 4096])
         yield
 
 

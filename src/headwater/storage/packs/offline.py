@@ -1,8 +1,8 @@
-"""The offline tools for pack stores: check, read, count, copy and fill a directory of the file modes.
+"""Offline tools for pack stores: check, read, count, copy and bulk-load a directory of the file modes.
 
-A check reads all there is: every frame of the journal, every section and entry of the manifest, every page, index and
-directory of every pack, each against its checksum and against the others. It changes nothing, and continues after what
-it finds: one report names all damage.
+A check reads everything: every frame of the journal, every section and entry of the manifest, every page, index and
+directory of every pack, and compares each with its checksum and with the others. It does not change anything, and
+continues after a problem, so one report contains all damage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError, StorageError
 from headwater.storage.journal.replay import Replay, copy_journal
 from headwater.storage.journal.segments import JOURNAL_NAME, create_journal, segment_numbers, segment_path
-from headwater.storage.journal_place import journal_directory
+from headwater.storage.journal_location import journal_directory
 from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.offline.interface import CopyFile, StoredRun
 from headwater.storage.packs.manifest import NAME, Commit, Manifest, SavedState
@@ -42,11 +42,11 @@ from headwater.storage.packs.recovery import PACKS_NAME, Recovery
 
 
 class Finding(NamedTuple):
-    """Something that is not as it was written."""
+    """Damage that a check found."""
 
     path: Path
     stream: str | None
-    """The stream that is affected, where it is known."""
+    """The stream that is affected, if it is known."""
     position: int | None
     """The first position of the stream that may be affected."""
     what: str
@@ -54,7 +54,7 @@ class Finding(NamedTuple):
     def __str__(self) -> str:
         if self.stream is None:
             return self.what
-        return f"{self.stream} is damaged from position {self.position} on: {self.what}"
+        return f"{self.stream} is damaged from position {self.position}: {self.what}"
 
 
 class PackTools:
@@ -89,15 +89,15 @@ class PackTools:
         }
 
     def copy(self, filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
-        """First the manifest, then the packs that it names, then the journal from the segment that it names.
+        """Copy the manifest, then the packs that it lists, then the journal from the segment that it refers to.
 
-        A server that runs keeps its files meanwhile (`deferred_unlink`). So the journal is at least as new as the
-        manifest, and together they are the store as of the last whole batch of that journal.
+        A running server keeps its files during the copy (`deferred_unlink`). So the journal is at least as new as the
+        manifest, and together they are the store as of the last complete batch of that journal.
         """
         for name in (JOURNAL_NAME, PACKS_NAME):
             filesystem.make_directory(target / name)
         if not filesystem.exists(source / NAME):
-            # A store that was never started has nothing else either.
+            # No server has opened the store yet, so there is nothing else to copy.
             return
         copy_file(source / NAME, target / NAME)
         manifest = Manifest(filesystem, target)
@@ -120,12 +120,12 @@ class PackTools:
 
 
 def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
-    """Everything that is wrong with a directory; nothing means that it is sound."""
+    """Yield all damage in a directory."""
     journal = journal_directory(filesystem, path)
     if not filesystem.exists(path / NAME):
         try:
-            # Either it was never used, or its manifest is lost.
-            _exhaust(Recovery(filesystem, path, Manifest(filesystem, path)))
+            # Either it was never used, or its manifest was lost.
+            _run(Recovery(filesystem, path, Manifest(filesystem, path)))
         except CorruptError as error:
             yield Finding(path / NAME, None, None, str(error))
         return
@@ -136,7 +136,7 @@ def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
             if isinstance(saved.state, Image):
                 names[saved.state.id] = saved.state.name
     except (CorruptError, OSError) as error:
-        # Without it, the packs that count and the start of the journal are unknown.
+        # Without it, the valid packs and the start of the journal are unknown.
         yield Finding(path / NAME, None, None, str(error))
         return
 
@@ -144,15 +144,15 @@ def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
         name = names.get(stream_id)
         return f"stream {name!r} ({stream_id:016x})" if name is not None else None
 
-    packs_are_whole = True
+    packs_are_readable = True
     for info in manifest.packs.values():
         for finding in _pack_findings(filesystem, path / PACKS_NAME, info, name_of):
-            packs_are_whole = packs_are_whole and finding.stream is not None
+            packs_are_readable = packs_are_readable and finding.stream is not None
             yield finding
     try:
-        if packs_are_whole:
-            # Reads the manifest and the packs' directories again, now against each other and the journal.
-            _exhaust(Recovery(filesystem, path, Manifest(filesystem, path)))
+        if packs_are_readable:
+            # Read the manifest and the packs' directories again, and compare them with each other and the journal.
+            _run(Recovery(filesystem, path, Manifest(filesystem, path)))
         else:
             for _ in Replay(filesystem, journal, manifest.segment, name_of).batches():
                 pass
@@ -160,7 +160,7 @@ def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
         yield Finding(journal, None, None, str(error))
 
 
-def _exhaust(recovery: Recovery) -> None:
+def _run(recovery: Recovery) -> None:
     for _ in recovery.records():
         pass
 
@@ -209,7 +209,7 @@ def _index_findings(
         ends = pack.ends(extent)[:].tolist()
         is_in_order = ends[-1] == extent.length and all(earlier < later for earlier, later in pairwise([0, *ends]))
         times = StoredTimes(*(column[:] for column in pack.times(extent)))
-        if not is_in_order or not times.is_sound(extent.messages):
+        if not is_in_order or not times.is_valid(extent.messages):
             name = name_of(stream_id) or f"stream {stream_id:016x}"
             yield Finding(path, name, extent.position, f"{path}: the index at byte {extent.offset} is invalid")
 
@@ -224,17 +224,17 @@ def _sizes(filesystem: Filesystem, paths: list[Path]) -> int:
         try:
             total += filesystem.size(path)
         except FileNotFoundError:
-            # A server that runs may have removed it just now.
+            # A running server may have removed it just now.
             continue
     return total
 
 
 PACK_BYTES: Final = 512 * 2**20
-"""A pack is finished once it holds this much: a later rewrite takes a whole pack at a time."""
+"""A pack is finished at this size, because a later rewrite processes a whole pack."""
 
 
 class PackBulkLoad:
-    """Streams are added in order of their ids, and the runs of each in order; then `finish`."""
+    """Fills a new store. Streams are added in order of their ids, and the runs of each in order; then `finish`."""
 
     def __init__(self, filesystem: Filesystem, directory: Path) -> None:
         self._filesystem = filesystem
@@ -277,7 +277,7 @@ class PackBulkLoad:
             self._finish_pack()
         if self._writer is None:
             number = len(self._infos) + 1
-            # As large extents: what is written at once needs no merging.
+            # As large extents: a bulk load needs no merging.
             self._writer = PackWriter(self._filesystem, self._path / PACKS_NAME, number, BIG, number)
         return self._writer
 

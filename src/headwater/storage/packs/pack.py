@@ -1,15 +1,15 @@
-"""Packs: immutable files that hold the saved bytes of many streams.
+"""Packs: immutable files with the saved bytes of many streams.
 
 A checkpoint writes the new bytes of all streams into one or two packs, so the number of syncs and of files does not
 grow with the number of streams. A pack is
 
     header | extents: wire bytes, the end of each message, arrival times | checksum of each page | directory | trailer
 
-The checksums cover all that is before them in pages of 16 KiB; they and the directory are covered by the trailer. A
-page is checked when it is first touched, so that a flipped byte is found without reading a whole pack, and harms only
-the streams in its page. No byte is given out unchecked.
+The checksums cover everything before them in pages of 16 KiB; the trailer has the checksums of their table and of the
+directory. A page is checked when it is first read, so that a flipped byte is found without reading a whole pack, and
+affects only the streams in its page. No byte is returned unchecked.
 
-Packs of version 1 have no arrival times. They are read, and never written.
+Packs of version 1 have no arrival times. They can be read, but are never written.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from headwater.storage.stream_data import DamagedRangeError
 
 PAGE_BYTES: Final = 16 * 1024
 EXTENT_MAX_BYTES: Final = 2**30
-"""Ends are kept as 32-bit distances from the start of their extent."""
+"""Ends are stored as 32-bit distances from the start of their extent."""
 
-SHOWN_MAX_BYTES: Final = 16 * 1024 * 1024
+MAPPED_READ_MAX_BYTES: Final = 16 * 1024 * 1024
 """After this much was read in place, the mapping of a pack is released, so that it does not accumulate."""
 
 AHEAD_BYTES: Final = 1024 * 1024
@@ -46,7 +46,7 @@ _FLUSH_BYTES: Final = 1024 * 1024
 _PADDING: Final = tuple(map(bytes, range(4)))
 _HEADER: Final = struct.Struct("<8sQ")
 _ENTRY: Final = struct.Struct("<6Q")
-"""Of the directory: stream, offset, index, position, count, length."""
+"""An entry of the directory: stream, offset, index, position, count, length."""
 _TRAILER: Final = struct.Struct("<8sQIQQII")
 """Magic, number, page size, offset of the checksums, offset of the directory, and the checksums of these two."""
 _CHECKSUM: Final = struct.Struct("<I")
@@ -59,13 +59,13 @@ assert sys.byteorder == "little", "packs are read in place, in the byte order of
 
 
 class PackInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What the manifest knows of a pack."""
+    """The entry of a pack in the manifest."""
 
     number: int
     tier: int
     """How often its contents were merged; `BIG` for large extents, which are never merged again."""
     born: int
-    """The lowest number among the packs that it was merged from: its place in time."""
+    """The lowest number among the packs that it was merged from, which orders packs by age."""
     size: int
     data_bytes: int
     checksum: int
@@ -77,7 +77,7 @@ class Located(NamedTuple):
 
 
 class DamagedPageError(CorruptError):
-    """A page of a pack that does not match its checksum."""
+    """A page of a pack does not match its checksum."""
 
     def __init__(self, path: Path, offset: int) -> None:
         super().__init__(f"{path} is damaged within {PAGE_BYTES} bytes from byte {offset}: its checksum does not match")
@@ -93,7 +93,7 @@ def pack_numbers(filesystem: Filesystem, directory: Path) -> list[int]:
 
 
 def pack_number(name: str) -> int | None:
-    """The number of the pack that a file of this name is, if it is one."""
+    """The number of a pack from its file name; None if it is not a pack."""
     number = name.removesuffix(_SUFFIX)
     return int(number) if name.endswith(_SUFFIX) and number.isdecimal() and len(number) == 16 else None
 
@@ -144,7 +144,8 @@ class PackWriter:
         return self._data_bytes
 
     def finish(self) -> PackInfo:
-        """Write what describes the pack and sync it. Its name is durable once its directory is synced."""
+        """Write checksums, directory and trailer, and sync. The name is durable once the caller has synced the
+        directory."""
         self._flush(everything=True)
         checksums = self._checksums.tobytes()
         directory_at = self._flushed + len(checksums)
@@ -166,7 +167,7 @@ class PackWriter:
         return PackInfo(self.number, self.tier, self.born, size, self._data_bytes, checksum)
 
     def abandon(self) -> None:
-        """Give up. The file is removed now or, if that fails, at the next start."""
+        """Remove the unfinished pack; if that fails, the next start removes it."""
         with suppress(OSError):
             self._file.close()
             self._filesystem.unlink(self._path)
@@ -201,8 +202,8 @@ class Pack:
         "_directory_at",
         "_directory_sum",
         "_mapped",
+        "_mapped_read",
         "_pages_end",
-        "_shown",
         "has_times",
         "info",
         "path",
@@ -212,7 +213,7 @@ class Pack:
         self.info: Final = info
         self.path: Final = pack_path(directory, info.number)
         self._mapped = filesystem.map(self.path)
-        self._shown = 0
+        self._mapped_read = 0
         try:
             self._open()
         except BaseException:
@@ -224,8 +225,8 @@ class Pack:
         if size != self.info.size or size < _TRAILER_BYTES:
             raise CorruptError(f"{self.path} has {size} bytes and should have {self.info.size}.")
         packed = self._mapped.read(size - _TRAILER_BYTES, _TRAILER_BYTES)
-        magic, number, page, *places, table_sum, self._directory_sum = _TRAILER.unpack_from(packed)
-        self._pages_end, self._directory_at = places
+        magic, number, page, *offsets, table_sum, self._directory_sum = _TRAILER.unpack_from(packed)
+        self._pages_end, self._directory_at = offsets
         (checksum,) = _CHECKSUM.unpack_from(packed, _TRAILER.size)
         if crc32(packed[: _TRAILER.size]) != checksum or checksum != self.info.checksum:
             raise CorruptError(
@@ -244,7 +245,7 @@ class Pack:
         self._checked = bytearray(len(self._checksums))
 
     def check(self, start: int, end: int) -> None:
-        """Make sure of the bytes from `start` to `end` of the file."""
+        """Check the bytes from `start` to `end` of the file."""
         page, end_page = start // PAGE_BYTES, -(-end // PAGE_BYTES)
         while (page := self._checked.find(0, page, end_page)) >= 0:
             self._check_from(page, end_page)
@@ -253,11 +254,11 @@ class Pack:
         """Checked bytes of the file, in place."""
         self.check(start, end)
         if end - start >= PAGE_BYTES:
-            # Part of a longer read, most likely. The disk can fetch the rest while this part is sent.
+            # Probably part of a longer read. The disk can fetch the rest while this part is sent.
             self._mapped.will_need(end, AHEAD_BYTES)
-        self._shown += end - start
-        if self._shown >= SHOWN_MAX_BYTES:
-            self._shown = 0
+        self._mapped_read += end - start
+        if self._mapped_read >= MAPPED_READ_MAX_BYTES:
+            self._mapped_read = 0
             self._mapped.relax()
         return self._mapped.view[start:end]
 
@@ -265,7 +266,7 @@ class Pack:
         return PackColumn(self, ends_offset(extent), extent.messages, "I")
 
     def times(self, extent: Extent) -> StoredTimes:
-        """When the messages of an extent arrived."""
+        """The arrival times of the messages of an extent."""
         if not self.has_times:
             return unknown_times(extent.messages)
         start = ends_offset(extent) + 4 * extent.messages
@@ -274,7 +275,7 @@ class Pack:
         return StoredTimes(PackColumn(self, start, runs, "I"), PackColumn(self, start + 4 * runs, runs, "Q"))
 
     def extents(self) -> Iterator[Located]:
-        """What the pack holds, in order of stream id and position."""
+        """The extents of the pack, in order of stream id and position."""
         number = self.info.number
         for stream_id, offset, index, position, count, length in self.directory():
             yield Located(stream_id, Extent(number, offset, index, position, count, length))
@@ -289,19 +290,19 @@ class Pack:
         return _ENTRY.iter_unpack(directory)
 
     def check_everything(self) -> Iterator[None]:
-        """Make sure of all bytes, in steps; raises at the first damaged page."""
+        """Check all bytes, in steps; raises at the first damaged page."""
         for start in range(0, self._pages_end, _FLUSH_BYTES):
             self.check(start, min(start + _FLUSH_BYTES, self._pages_end))
             yield
 
     @property
     def checked_view(self) -> memoryview:
-        """All bytes in place, once everything was checked."""
+        """All bytes in place, after `check_everything`."""
         assert 0 not in self._checked
         return self._mapped.view
 
     def check_all(self) -> Iterator[DamagedPageError]:
-        """Each damaged page, of all pages."""
+        """Yield each damaged page."""
         for page in range(len(self._checksums)):
             try:
                 self._check_from(page, page + 1)
@@ -309,14 +310,14 @@ class Pack:
                 yield damage
 
     def relax(self) -> None:
-        """Give back the memory of pages that were read in place; they are read again when needed."""
+        """Release the memory of pages that were read in place; they are loaded again when needed."""
         self._mapped.relax()
 
     def close(self) -> None:
         self._mapped.close()
 
     def _check_from(self, page: int, end_page: int) -> None:
-        # Read, not touched in place: through a mapping, an I/O error would not raise but end the process.
+        # By a read, not through the mapping, where an I/O error would end the process.
         end_page = min(end_page, page + _FLUSH_BYTES // PAGE_BYTES)
         start = page * PAGE_BYTES
         end = min(end_page * PAGE_BYTES, self._pages_end)
@@ -329,13 +330,13 @@ class Pack:
 
 
 def ends_offset(extent: Extent) -> int:
-    """Where in the pack the ends of an extent's messages are."""
+    """The offset in the pack of the ends of an extent's messages."""
     start = extent.offset + extent.length
     return start + -start % 4
 
 
 class PackColumn(Sequence[int]):
-    """Numbers of an extent's index, read in place; pages are checked as they are touched."""
+    """Numbers of an extent's index, read in place; pages are checked when they are read."""
 
     __slots__ = ("_count", "_pack", "_start", "_type", "_width")
 

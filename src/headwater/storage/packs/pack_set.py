@@ -1,8 +1,8 @@
 """The set of packs: which exist, how much of each is live, and which should be rewritten.
 
-Packs of a tier are merged, eight at a time, into one of the next tier, so a stream has few extents however many
-checkpoints it went through, and each byte is rewritten once per tier. A large extent leaves the tiers for a `BIG` pack,
-which is rewritten only when most of it is garbage. At most `open_max` packs are open for reading at a time.
+Packs of a tier are merged, eight at a time, into one of the next tier, so a stream has few extents after any number of
+checkpoints, and each byte is rewritten once per tier. A large extent moves to a `BIG` pack, outside the tiers, which is
+rewritten only when most of it is garbage. At most `open_max` packs are open for reading at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPEN_MAX: Final = 128
 
 
 class Rewrite(NamedTuple):
-    """Packs whose living contents should move to fresh packs of `tier` (and large extents to a `BIG` one)."""
+    """Packs whose live data should move to new packs of `tier` (and large extents to a `BIG` one)."""
 
     sources: tuple[PackInfo, ...]
     tier: int
@@ -39,8 +39,8 @@ class PackSet:
         self._open: OrderedDict[int, Pack] = OrderedDict()
         self._infos: dict[int, PackInfo] = {}
         self._live: dict[int, int] = {}
-        self._settling: set[int] = set()
-        self._spared: set[int] = set()
+        self._incomplete: set[int] = set()
+        self._excluded: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._infos)
@@ -58,69 +58,69 @@ class PackSet:
         return sum(info.data_bytes for info in self._infos.values())
 
     def add(self, info: PackInfo) -> None:
-        """A pack that can be read from now on. Until `complete`, not all that live in it have been counted."""
+        """Add a pack that can be read. Until `complete`, its live extents are not all counted."""
         self._infos[info.number] = info
         self._live[info.number] = 0
-        self._settling.add(info.number)
+        self._incomplete.add(info.number)
 
     def complete(self, infos: Iterable[PackInfo]) -> None:
-        """All that live in these packs have been counted: what is not counted is garbage."""
-        self._settling.difference_update(info.number for info in infos)
+        """Declare that all live extents in these packs are counted: the rest is garbage."""
+        self._incomplete.difference_update(info.number for info in infos)
 
     def remove(self, number: int) -> None:
-        """Forget a pack that nothing refers to any more."""
+        """Remove a pack that is no longer referenced."""
         del self._infos[number], self._live[number]
-        self._spared.discard(number)
-        self.shut((number,))
+        self._excluded.discard(number)
+        self.close_packs((number,))
 
-    def hold(self, blob: bytes) -> None:
-        """Count extents as living."""
+    def add_live(self, blob: bytes) -> None:
+        """Count extents as live."""
         for pack, _, _, _, _, length in EXTENT.iter_unpack(blob):
             self._live[pack] += length
 
-    def release(self, blob: bytes) -> None:
+    def remove_live(self, blob: bytes) -> None:
         for pack, _, _, _, _, length in EXTENT.iter_unpack(blob):
             self._live[pack] -= length
 
-    def spare(self, numbers: Iterable[int]) -> None:
-        """Do not rewrite these: something in them is damaged, and a copy would look sound."""
-        self._spared.update(numbers)
+    def exclude(self, numbers: Iterable[int]) -> None:
+        """Do not rewrite these packs: they are damaged, and a copy would have a valid checksum."""
+        self._excluded.update(numbers)
 
     def pack(self, number: int) -> Pack:
-        """A pack, open; one that was not used for longest is closed to make room."""
+        """Open a pack; if too many are open, the least recently used one is closed."""
         pack = self._open.get(number)
         if pack is None:
             pack = Pack(self._filesystem, self._directory, self._infos[number])
             self._open[number] = pack
             if len(self._open) > self._open_max:
-                _, eldest = self._open.popitem(last=False)
-                eldest.close()
+                _, oldest = self._open.popitem(last=False)
+                oldest.close()
         else:
             self._open.move_to_end(number)
         return pack
 
     @property
     def recent(self) -> list[int]:
-        """The packs that are open, the one that was used last at the end."""
+        """The open packs, the most recently used one last."""
         return list(self._open)
 
-    def shut(self, numbers: Iterable[int]) -> None:
-        """Close packs that are open. They are opened again when they are read."""
+    def close_packs(self, numbers: Iterable[int]) -> None:
+        """Close packs if they are open. They are opened again when they are read."""
         for number in numbers:
             pack = self._open.pop(number, None)
             if pack is not None:
                 pack.close()
 
     def dead(self) -> tuple[int, ...]:
-        """The packs of which nothing counts any more, damaged ones too: they can be removed unread."""
-        return tuple(number for number, live in self._live.items() if not live and number not in self._settling)
+        """The packs without live data, including damaged ones: they can be removed unread."""
+        return tuple(number for number, live in self._live.items() if not live and number not in self._incomplete)
 
     def next_rewrite(self) -> Rewrite | None:
-        """What is most worth rewriting now, if anything."""
+        """The rewrite that saves the most now, or None."""
         tiers: dict[int, list[PackInfo]] = {}
         for info in self._infos.values():
             live = self._live[info.number]
-            if not live or info.number in self._spared or info.number in self._settling:
+            if not live or info.number in self._excluded or info.number in self._incomplete:
                 continue
             if 2 * live < info.data_bytes:
                 return Rewrite((info,), info.tier)

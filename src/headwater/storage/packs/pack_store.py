@@ -1,8 +1,8 @@
 """The cold store of the file modes: packs of bytes in a directory, and a manifest of states.
 
 A checkpoint is fuzzy: see `checkpoint`. On the event loop it freezes the streams that changed one by one, each with its
-bytes and its state of the same moment; a job writes them into packs and the manifest; then each stream gets its new
-extents. Until then it reads from what was frozen. Packs are merged and removed as chores.
+bytes and its state at the same time; a job writes them into packs and the manifest; then each stream gets its new
+extents. Until then its frozen data is read from memory. Packs are merged and removed as chores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwater.storage.extents import NO_EXTENTS, Extent, join, merge
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.journal.segments import FileJournal
-from headwater.storage.journal_place import place_journal
+from headwater.storage.journal_location import place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs.checkpoint import Frozen, PackContext, Plan, Saved, save_checkpoint
 from headwater.storage.packs.compaction import DamagedPackError, Rewritten, forget_packs, rewrite_packs
@@ -38,38 +38,38 @@ from headwater.storage.worker import Job, Worker
 log = logging.getLogger("headwater.storage")
 
 FAMILY: Final = "log"
-"""What the file FORMAT of a data directory calls the file modes."""
+"""The name of the file modes in the file `FORMAT` of a data directory."""
 
 
 class LowerTier(Protocol):
-    """Where packs go after they were saved here (see `storage.tiering`)."""
+    """The object store to which packs are uploaded after they were saved here (see `storage.tiering`)."""
 
     first_pack: int
-    """New packs are numbered from here on at least."""
+    """The lowest number for new packs."""
     replica: JournalReplica | None
-    """Where each batch of the journal must be before it is acknowledged, if not only on this disk."""
+    """Where each batch of the journal is made durable before it is acknowledged, if not only on this disk."""
     save_after_s: float
 
     @property
     def failure(self) -> str | None: ...
 
     def open(self, state: SavedManifest, written_lsn: Callable[[], int]) -> None:
-        """The store was recovered with this manifest. `written_lsn` says which record was written last."""
+        """Start with this recovered manifest. `written_lsn` returns the last record that was written."""
 
     def saved(self, state: SavedManifest) -> None:
-        """A manifest is durable here."""
+        """Note that a manifest is durable on this disk."""
 
     def busy(self) -> str | None:
-        """Why new writes should be tried again in a moment, or None."""
+        """Why new writes should be retried shortly, or None."""
 
     def content(self) -> object:
-        """Differs when there may be more to evict."""
+        """A value that changes when there may be more to evict."""
 
     def evict(self, recent: Sequence[int]) -> list[int]:
-        """Remove what the tier has too until the disk is within its limit; returns the packs that should be closed.
+        """Remove files that the tier has until the disk is within its limit; returns the packs that should be closed.
 
-        `recent` are the packs that are open, the one that was read last at the end: they go last. Any thread may call
-        it.
+        `recent` are the open packs, the most recently used one last: they are evicted last. Can be called from any
+        thread.
         """
 
     def parts(self) -> dict[str, int]: ...
@@ -77,8 +77,8 @@ class LowerTier(Protocol):
     def close(self) -> None: ...
 
 
-ASKS_MAX: Final = 8
-"""How often the state of a busy stream is requested before it is read back from the journal."""
+FREEZE_TRIES_MAX: Final = 8
+"""How often the state of a busy stream is requested before it is read from the journal."""
 
 
 class PackStore:
@@ -89,7 +89,7 @@ class PackStore:
         self.save_after_s = tier.save_after_s if tier is not None else None
         self._filesystem = filesystem
         self._path = directory
-        self._look_every = settings.look_every
+        self._clock_check_every = settings.clock_check_every
         self._manifest = Manifest(filesystem, directory, rewrite_floor=settings.manifest_floor_bytes)
         self.pack_set: Final = PackSet(
             filesystem, directory / PACKS_NAME, fanout=settings.fanout, open_max=settings.open_packs_max
@@ -102,9 +102,9 @@ class PackStore:
         self._frozen: list[Frozen] = []
         self._to_unlink: tuple[int, ...] = ()
         self._evicted: object = None
-        """What the tier had when something was last evicted."""
+        """The tier's `content` at the last eviction."""
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- startup and shutdown --------------------------------------------------------------------------------------
 
     def recover(self, unsaved: UnsavedState) -> Iterator[Record]:
         recovery = self._recovery
@@ -119,7 +119,7 @@ class PackStore:
         for info in self._manifest.packs.values():
             self.pack_set.add(info)
         for stored in itertools.chain(unsaved.streams.values(), unsaved.removed.values()):
-            self.pack_set.hold(stored.extents)
+            self.pack_set.add_live(stored.extents)
         self.pack_set.complete(self._manifest.packs.values())
 
     def open_journal(self, *, segment_bytes: int, durable: bool) -> FileJournal:
@@ -159,7 +159,7 @@ class PackStore:
         return {"packs": len(self.pack_set), "live_bytes": live, "dead_bytes": self.pack_set.data_bytes - live, **tier}
 
     def finish(self) -> None:
-        """Nothing: the next start replays the journal."""
+        """Does nothing: the next start replays the journal."""
 
     def close(self) -> None:
         self._manifest.close()
@@ -173,19 +173,19 @@ class PackStore:
         return PackRun(self.pack_set.pack(extent.pack), extent)
 
     def release(self, stream_id: int, blob: bytes, position: int) -> None:
-        self.pack_set.release(blob)
+        self.pack_set.remove_live(blob)
 
     # -- a checkpoint ----------------------------------------------------------------------------------------------
 
     def freeze(self, checkpoint: Checkpoint) -> Steps:
-        """Freeze each stream's bytes and state in the same moment. Busy streams are tried again a few times."""
+        """Freeze each stream's bytes and state at the same time. Busy streams are retried a few times."""
         self._to_freeze = checkpoint.dirty
         self._frozen = []
-        for asks in range(ASKS_MAX, -1, -1):
+        for tries_left in range(FREEZE_TRIES_MAX, -1, -1):
             for steps, stream_id in enumerate(tuple(self._to_freeze), 1):
-                # A stream that was removed in the meantime was captured then.
-                large = stream_id in self._to_freeze and self._freeze_one(stream_id, insist=not asks)
-                if large or steps % self._look_every == 0:
+                # A stream that was removed in the meantime is already captured.
+                large = stream_id in self._to_freeze and self._freeze_one(stream_id, insist=not tries_left)
+                if large or steps % self._clock_check_every == 0:
                     yield Step.MORE
             if not self._to_freeze:
                 break
@@ -193,10 +193,10 @@ class PackStore:
 
     def capture(self, stream_id: int, stored: StreamData, lsn: int) -> None:
         if stream_id in self._to_freeze:
-            self._set_aside(stream_id, stored, lsn, None)
+            self._add_frozen(stream_id, stored, lsn, None)
 
     def _freeze_one(self, stream_id: int, *, insist: bool) -> bool:
-        """Returns whether that took noticeably long."""
+        """Freeze a stream; returns whether that took noticeable time."""
         unsaved = self._unsaved
         assert unsaved.image_of is not None
         image = unsaved.image_of(stream_id)
@@ -207,12 +207,12 @@ class PackStore:
         if stream_id not in unsaved.deleted:
             unsaved.dirty.discard(stream_id)
         elif image is not None:
-            # Its deletion is left to the replay, and to the next checkpoint.
+            # The replay and the next checkpoint apply its deletion.
             image = msgspec.structs.replace(image, deleted=False)
-        self._set_aside(stream_id, stored, unsaved.lsn, image)
+        self._add_frozen(stream_id, stored, unsaved.lsn, image)
         return is_large(image)
 
-    def _set_aside(self, stream_id: int, stored: StreamData, lsn: int, image: Image | None) -> None:
+    def _add_frozen(self, stream_id: int, stored: StreamData, lsn: int, image: Image | None) -> None:
         tail = stored.freeze()
         size = memory_of(tail)
         self._unsaved.bytes -= size
@@ -233,22 +233,22 @@ class PackStore:
             stored = unsaved.find(stream_id)
             assert stored is not None
             unsaved.frozen_bytes -= memory_of(stored.frozen)
-            self.pack_set.hold(blob)
+            self.pack_set.add_live(blob)
             stored.extents += blob
             stored.frozen = None
             stored.trim_extents(self, stream_id)
-            if steps % self._look_every == 0:
+            if steps % self._clock_check_every == 0:
                 yield Step.MORE
         self.pack_set.complete(saved.packs)
         frozen, self._frozen = self._frozen, []
         while frozen:
-            # Memory is given back in slices too: it takes as long as the rest.
+            # Memory is freed in slices too: it takes as long as the rest.
             large = is_large(frozen.pop().image)
             del saved.blobs[-1:]
-            if large or len(frozen) % self._look_every == 0:
+            if large or len(frozen) % self._clock_check_every == 0:
                 yield Step.MORE
         for stored in unsaved.being_forgotten.values():
-            self.pack_set.release(stored.extents)
+            self.pack_set.remove_live(stored.extents)
 
     # -- chores ----------------------------------------------------------------------------------------------------
 
@@ -265,25 +265,30 @@ class PackStore:
         return self._eviction(self._tier) if self._tier is not None else None
 
     def _eviction(self, tier: LowerTier) -> Chore | None:
-        """Remove from the disk what is too much there and is in the object store too."""
+        """Remove files from the disk that exceed its limit and are in the object store."""
         content = tier.content()
         if content == self._evicted:
             return None
         self._evicted = content
 
-        def shut(numbers: list[int]) -> Steps:
-            self.pack_set.shut(numbers)
+        def close_evicted(numbers: list[int]) -> Steps:
+            self.pack_set.close_packs(numbers)
             return iter(())
 
-        return Chore("removing what the object store has", _evict(tier, self.pack_set.recent), shut, lambda _: None)
+        return Chore(
+            "removing packs that are in the object store",
+            _evict(tier, self.pack_set.recent),
+            close_evicted,
+            lambda _: None,
+        )
 
     def _rewrite(self, job: Job, numbers: tuple[int, ...]) -> Chore:
         def failed(error: BaseException) -> None:
             if isinstance(error, DamagedPackError):
                 # The others can still be rewritten.
-                self.pack_set.spare([error.number])
+                self.pack_set.exclude([error.number])
             elif not isinstance(error, OSError):
-                self.pack_set.spare(numbers)
+                self.pack_set.exclude(numbers)
 
         return Chore(f"rewriting packs {list(numbers)}", job, self._complete_rewrite, failed)
 
@@ -296,8 +301,8 @@ class PackStore:
             after = merge(before, move.merged)
             if stored is not None and after != before:
                 stored.extents = after
-                self.pack_set.hold(join((move.merged,)))
-            if steps % self._look_every == 0:
+                self.pack_set.add_live(join((move.merged,)))
+            if steps % self._clock_check_every == 0:
                 yield Step.MORE
         self.pack_set.complete(rewritten.added)
         for number in rewritten.dropped:
@@ -314,7 +319,7 @@ def file_storage(
     worker: Worker | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> JournaledStorage:
-    """Open a data directory in mode `file-durable`, or in `file-fast` when it is not to be durable."""
+    """Open a data directory in mode `file-durable`, or `file-fast` if `durable` is False."""
     opened = open_directory(filesystem, directory, FAMILY)
     settings = settings if settings is not None else StoreSettings()
     try:

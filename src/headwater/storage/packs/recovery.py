@@ -1,9 +1,8 @@
-"""Recovery of a pack store after a shutdown or a crash, without losing or inventing anything.
+"""Recovery of a pack store after a shutdown or a crash.
 
-First everything is read, and nothing is changed. Only when the manifest, the packs and the journal have been found
-sound and in agreement are they repaired: what was torn is cut, what was read is synced before anything relies on it,
-and what nothing refers to is removed. A crash in the middle of that leaves a directory that recovers to the same
-state.
+First everything is read without changes. Only if the manifest, the packs and the journal are valid and consistent are
+they repaired: torn writes are cut, data that was read is synced before anything relies on it, and unreferenced files
+are removed. A crash during the repair leaves a directory that recovers to the same state.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from headwater.storage.journal.segments import (
     segment_numbers,
     segment_path,
 )
-from headwater.storage.journal_place import journal_directory
+from headwater.storage.journal_location import journal_directory
 from headwater.storage.packs.manifest import NAME, NEW_NAME, Manifest, SavedState
 from headwater.storage.packs.pack import Pack, pack_numbers, pack_path
 from headwater.storage.stream_data import StreamData, new_stream
@@ -35,7 +34,7 @@ PACKS_NAME: Final = "packs"
 
 
 class Recovery:
-    """One recovery. Run `records` to its end, then `open_journal`; the fields then say what the store begins with."""
+    """One recovery. Run `records` to its end, then `open_journal`; the fields are then the state of the store."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, manifest: Manifest) -> None:
         self._filesystem = filesystem
@@ -66,16 +65,16 @@ class Recovery:
         saved = self._saved_extents()
         self.last_lsn = self._manifest.lsn
         for kept in states:
-            self._keep(kept, saved)
+            self._restore_state(kept, saved)
             yield kept.state
         replay = Replay(self._filesystem, self.journal_directory, self._manifest.segment, self.name_of)
         for frame in replay.batches():
             if frame.number + frame.entries > self._manifest.lsn + 1:
                 for logged in read_batch(frame):
                     if logged.lsn > self._manifest.lsn:
-                        yield from self._take(logged)
+                        yield from self._replay_record(logged)
         if replay.has_losses:
-            yield from self._retained_as_found()
+            yield from self._repeat_lost_retains()
         else:
             self._check_complete(replay)
         self._replay = replay
@@ -102,16 +101,16 @@ class Recovery:
         return writer
 
     def name_of(self, stream_id: int) -> str | None:
-        """A stream in an error message, if there is such a stream."""
+        """Describe a stream for an error message; None if there is no such stream."""
         name = self._names.get(stream_id)
         if name is None and stream_id not in self._manifest.at:
             return None
         return name_of(self._manifest, stream_id, name)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _check_empty(self) -> None:
-        """Without a manifest the store must be one that was never used."""
+        """Refuse a store with data but without a manifest."""
         for directory, numbers in ((self.journal_directory, segment_numbers), (self._pack_directory, pack_numbers)):
             if self._filesystem.exists(directory):
                 for number in numbers(self._filesystem, directory):
@@ -120,7 +119,7 @@ class Recovery:
                         raise CorruptError(f"{self._directory / NAME} is missing, but {directory} has data.")
 
     def _saved_extents(self) -> dict[int, bytes]:
-        """The extents of all streams, removed ones too, from the directories of the packs."""
+        """The extents of all streams, including removed ones, from the directories of the packs."""
         saved: dict[int, bytes] = {}
         get = saved.get
         pack_extent = EXTENT.pack
@@ -132,13 +131,13 @@ class Recovery:
                 raise CorruptError(f"{pack_path(self._pack_directory, info.number)} is missing.") from None
             try:
                 number = info.number
-                for stream_id, *place in pack.directory():
-                    saved[stream_id] = get(stream_id, NO_EXTENTS) + pack_extent(number, *place)
+                for stream_id, *location in pack.directory():
+                    saved[stream_id] = get(stream_id, NO_EXTENTS) + pack_extent(number, *location)
             finally:
                 pack.close()
         return saved
 
-    def _keep(self, kept: SavedState, saved: dict[int, bytes]) -> None:
+    def _restore_state(self, kept: SavedState, saved: dict[int, bytes]) -> None:
         state = kept.state
         if isinstance(state, Document):
             return
@@ -152,7 +151,7 @@ class Recovery:
             first = extents.at(blob, 0)
             start = (first.first_index, first.position)
         if start > base and not state.deleted:
-            # That is right only if the missing part was trimmed, so that it cannot be read any more.
+            # That is correct only if the missing part was trimmed, so that it cannot be read any more.
             self._missing[state.id] = (state.name, start, state.accessed_ms)
             self._note_retained(state.id, state.retained_position)
         self.streams[state.id] = StreamData(*start, blob)
@@ -160,7 +159,7 @@ class Recovery:
             self._ahead[state.id] = kept.lsn
             self.last_lsn = max(self.last_lsn, kept.lsn)
 
-    def _take(self, logged: Logged) -> Iterator[Record]:
+    def _replay_record(self, logged: Logged) -> Iterator[Record]:
         is_known = logged.lsn <= self._ahead.get(logged.stream_id, 0)
         record = logged.record
         if is_known and not isinstance(record, Delete):
@@ -177,8 +176,8 @@ class Recovery:
             stored = self.streams[record.id]
         else:
             raise CorruptError(
-                f"{self.journal_directory} has record {logged.lsn} of stream {record.id:016x}, which is in no"
-                " checkpoint and was created by no earlier record."
+                f"{self.journal_directory} has record {logged.lsn} of stream {record.id:016x}, which is not in the"
+                " checkpoint and was not created by an earlier record."
             )
         if isinstance(record, Create | Append) and record.payload:
             stored.growing_tail().extend(record.payload, record.lengths, record.at_ms)
@@ -209,16 +208,16 @@ class Recovery:
                 f"{self.journal_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
             )
         for stream_id, (name, start, _) in self._missing.items():
-            raise CorruptError(f"Stream {name!r} ({stream_id:016x}): bytes before position {start[1]} are in no pack.")
+            raise CorruptError(f"Stream {name!r} ({stream_id:016x}): bytes before position {start[1]} are missing.")
 
-    def _retained_as_found(self) -> Iterator[Record]:
-        """The journal lost its end, and with it the `Retain` records of bytes that are gone: repeat them."""
+    def _repeat_lost_retains(self) -> Iterator[Record]:
+        """Repeat the `Retain` records of trimmed bytes that were in the lost end of the journal."""
         for stream_id, (_, start, accessed_ms) in self._missing.items():
             self.dirty.add(stream_id)
             yield Retain(stream_id, accessed_ms, *start)
 
     def _create(self, *, durable: bool, segment_bytes: int) -> FileJournal:
-        """The first start. The manifest comes last: a store exists when it has one."""
+        """Create a new store. The manifest is written last: a store exists when it has one."""
         filesystem = self._filesystem
         for directory in (self.journal_directory, self._pack_directory):
             filesystem.make_directory(directory)
@@ -252,10 +251,10 @@ class Recovery:
 
 
 def name_of(manifest: Manifest, stream_id: int, name: str | None = None) -> str:
-    """A stream in an error message: with its name where that is known."""
+    """Describe a stream for an error message, with its name if it is known."""
     if name is None:
         try:
-            kept = manifest.kept(stream_id)
+            kept = manifest.saved_state(stream_id)
         except (OSError, CorruptError):
             kept = None
         if kept is not None and isinstance(kept.state, Image):

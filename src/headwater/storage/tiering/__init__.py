@@ -1,1 +1,1 @@
-"""Tiering: the packs and blobs of a data directory go to an object store, and the local disk is a bounded cache."""
+"""Tiering: packs and blobs are stored in an object store, and the local disk is a bounded cache."""

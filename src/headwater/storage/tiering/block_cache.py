@@ -1,11 +1,11 @@
-"""A cache of objects on the local disk, in blocks: a sparse file for each object that was read in part.
+"""A cache of objects on the local disk, in blocks: a sparse file for each object that was partly read.
 
-The event loop must not wait for an object store. While it is `deferring`, a read of a block that is not here raises
-`NotLocalError` and the block is fetched in the background; the reader repeats itself when that is done. Elsewhere, and
-in other threads, a read waits.
+The event loop must not wait for an object store. While it is `deferring`, a read of a block that is not cached raises
+`NotLocalError` and the block is fetched in the background; the reader is run again when that is done. Other reads, and
+other threads, wait.
 
-Nothing here survives a restart, so it does not matter how a crash leaves a file. What is read is checked against
-checksums by the readers, as if it were on the disk.
+The cache is emptied at a restart, so a crash cannot leave invalid content in it. Readers verify checksums
+as for files on the disk.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from headwater.storage.tiering.objects import Objects
 
 BLOCK_BYTES: Final = 1024 * 1024
 FETCH_BLOCKS: Final = 4
-"""Blocks that are fetched with one request, where they follow each other: most reads continue with the next block."""
+"""Adjacent blocks that are fetched with one request: most reads continue with the next block."""
 FETCHES_MAX: Final = 4
 OPEN_MAX: Final = 256
-"""Objects that are cached in part: each is an open file. Those that nobody reads are forgotten beyond that."""
+"""Objects that are partly cached; each is an open file. Beyond this number, unused ones are dropped."""
 WAIT_S: Final = 120.0
-"""How long a reader that may wait does: longer than a request to the store with its repetitions."""
+"""The timeout of a waiting reader: longer than a request to the store with its retries."""
 
 
 class NotLocalError(StorageError):
-    """Bytes are in the object store, and are on their way: try again once `fetched` is done."""
+    """Bytes are being fetched from the object store: retry when `fetched` is done."""
 
     def __init__(self, key: str, fetched: Future[None]) -> None:
         super().__init__(f"{key} is being fetched from the object store")
@@ -43,7 +43,7 @@ class NotLocalError(StorageError):
 
 
 class BlockCache:
-    """All objects that are cached in part. Any thread may use it.
+    """All objects that are partly cached. Can be used from any thread.
 
     Unless it `keeps`, an object is only cached while it is open.
     """
@@ -57,12 +57,12 @@ class BlockCache:
         self._executor = ThreadPoolExecutor(FETCHES_MAX, "headwater-fetch")
         self._deferring: int | None = None
         self.fetched_bytes = 0
-        """All that was fetched since the start."""
+        """Bytes fetched since the start."""
         self._is_ready = False
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Within this, reads of this thread raise `NotLocalError` instead of waiting."""
+        """In this context, reads of this thread raise `NotLocalError` instead of waiting."""
         before, self._deferring = self._deferring, threading.get_ident()
         try:
             yield
@@ -78,21 +78,21 @@ class BlockCache:
             entry = self._entries.pop(key, None)
             if entry is None:
                 self._prepare()
-                self._make_room()
+                self._drop_unused()
                 path = self._directory / key.replace("/", "-")
                 entry = CachedObject(self, self._lock, key, path, size)
-            # At the end: the first ones were not opened for longest.
+            # At the end, so that the least recently opened ones are first.
             self._entries[key] = entry
             entry.users += 1
         return CachedFile(entry)
 
     def sizes(self) -> dict[str, int]:
-        """What each object takes on the disk."""
+        """The disk space of each object."""
         with self._lock:
             return {key: entry.held_bytes for key, entry in self._entries.items()}
 
     def drop(self, key: str) -> None:
-        """Forget an object. Who has it open reads on; its space is free when the last one has closed it."""
+        """Drop an object. Open readers can still use it; its space is freed when the last one closes it."""
         with self._lock:
             entry = self._entries.pop(key, None)
             if entry is not None:
@@ -109,14 +109,14 @@ class BlockCache:
             self._entries.clear()
 
     def _prepare(self) -> None:
-        """Before the first use: an empty directory, whatever another process left there."""
+        """Before the first use, create the directory or remove the files that another process left in it."""
         if not self._is_ready:
             self._directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             for path in self._directory.iterdir():
                 path.unlink()
             self._is_ready = True
 
-    def _make_room(self) -> None:
+    def _drop_unused(self) -> None:
         if len(self._entries) >= OPEN_MAX:
             unused = next((key for key, entry in self._entries.items() if not entry.users), None)
             if unused is not None:
@@ -132,11 +132,11 @@ class BlockCache:
                 entry.fill(first, data)
         finally:
             with self._lock:
-                entry.settle(first, blocks)
+                entry.end_fetch(first, blocks)
 
 
 class CachedObject:
-    """One object, of which some blocks are here. Its cache's lock guards everything."""
+    """One object, of which some blocks are cached. The lock of the cache protects its state."""
 
     def __init__(self, cache: BlockCache, lock: threading.Lock, key: str, path: Path, size: int) -> None:
         self._cache = cache
@@ -147,25 +147,26 @@ class CachedObject:
         self.users = 0
         self.held_bytes = 0
         self._present = bytearray(-(-size // BLOCK_BYTES))
-        self._coming: dict[int, Future[None]] = {}
+        self._fetches: dict[int, Future[None]] = {}
         self._is_forgotten = False
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         os.ftruncate(self._descriptor, size)
         self.map = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
 
-    def want(self, offset: int, length: int) -> Future[None] | None:
-        """Have these bytes fetched where they are not here; None if all are, else what to wait for first."""
+    def request(self, offset: int, length: int) -> Future[None] | None:
+        """Start fetching the missing ones of these bytes; returns the first fetch to wait for, or None if there is
+        none."""
         first, end = offset // BLOCK_BYTES, -(-min(offset + length, self.size) // BLOCK_BYTES)
         wait_for = None
         with self._lock:
             block = first
             while (block := self._present.find(0, block, end)) >= 0:
-                coming = self._coming.get(block)
-                if coming is None:
+                fetch = self._fetches.get(block)
+                if fetch is None:
                     blocks = self._run_from(block)
-                    coming = self._cache.fetch(self, block, blocks)
-                    self._coming.update(dict.fromkeys(range(block, block + blocks), coming))
-                wait_for = wait_for or coming
+                    fetch = self._cache.fetch(self, block, blocks)
+                    self._fetches.update(dict.fromkeys(range(block, block + blocks), fetch))
+                wait_for = wait_for or fetch
                 block += 1
         return wait_for
 
@@ -174,7 +175,7 @@ class CachedObject:
 
     def fill(self, first: int, data: bytes) -> None:
         if self._descriptor < 0:
-            return  # Nobody has it open any more.
+            return  # It is no longer open.
         written = 0
         while written < len(data):
             written += os.pwrite(self._descriptor, data[written:], first * BLOCK_BYTES + written)
@@ -182,9 +183,9 @@ class CachedObject:
             self._present[block] = 1
         self.held_bytes += len(data)
 
-    def settle(self, first: int, blocks: int) -> None:
+    def end_fetch(self, first: int, blocks: int) -> None:
         for block in range(first, first + blocks):
-            self._coming.pop(block, None)
+            self._fetches.pop(block, None)
 
     def forget(self) -> None:
         self._is_forgotten = True
@@ -200,10 +201,10 @@ class CachedObject:
             self._cache.drop(self.key)
 
     def _run_from(self, block: int) -> int:
-        """How many missing blocks follow each other from this one on, as far as one request fetches."""
+        """The number of consecutive missing blocks from this one, up to the size of one request."""
         end = min(block + FETCH_BLOCKS, len(self._present))
         run = block
-        while run < end and not self._present[run] and run not in self._coming:
+        while run < end and not self._present[run] and run not in self._fetches:
             run += 1
         return run - block
 
@@ -223,11 +224,11 @@ class CachedFile:
 
     def read(self, offset: int, length: int) -> bytes:
         entry = self._entry
-        while (coming := entry.want(offset, length)) is not None:
+        while (fetch := entry.request(offset, length)) is not None:
             if entry._cache.is_deferring:
-                raise NotLocalError(entry.key, coming)
+                raise NotLocalError(entry.key, fetch)
             try:
-                coming.result(WAIT_S)
+                fetch.result(WAIT_S)
             except TimeoutError:
                 raise OSError(errno.EIO, f"{entry.key} was not fetched within {WAIT_S:g} s") from None
         data = entry.read(offset, length)
@@ -237,7 +238,7 @@ class CachedFile:
 
     def will_need(self, offset: int, length: int) -> None:
         if offset < self._entry.size:
-            self._entry.want(offset, length)
+            self._entry.request(offset, length)
 
     def relax(self) -> None:
         self._entry.map.madvise(mmap.MADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""An object store, as tiering uses it, through the package `obstore`: the only module that imports it.
+"""The objects of a store through the package `obstore`, which only this module imports.
 
 Its errors are translated here, once (see `objects`).
 """
@@ -80,8 +80,8 @@ class ObjectStoreObjects:
         except NotImplementedError:
             raise self._ignores_conditions() from None
         except ObjectConflictError as error:
-            # The name is random, so this is our own request, which was repeated on the way.
-            raise ObjectStoreError(errno.EIO, f"{error}: a write was repeated on the way") from error
+            # The name is random, so this is our own request, which the network layer has sent twice.
+            raise ObjectStoreError(errno.EIO, f"{error}: a write was sent twice") from error
         finally:
             with suppress(ObjectStoreError):
                 self.delete(key)
@@ -103,7 +103,7 @@ class ObjectStoreObjects:
             with self._translated(key):
                 yield
         except FileNotFoundError as error:
-            # Of the bucket, not of the object.
+            # The bucket is missing, not the object.
             raise ObjectStoreError(errno.EIO, f"{self._url}/{key}: {_first_line(error)}") from error
 
     def _is_refused(self, key: str, tag: str | None) -> bool:
@@ -124,7 +124,7 @@ class ObjectStoreObjects:
 
 
 def open_url(url: str) -> ObjectStoreObjects:
-    """The objects below a URL such as `s3://bucket/prefix`. Address and keys come from the environment (`AWS_…`)."""
+    """Open the objects below a URL such as `s3://bucket/prefix`. Address and keys are in the environment (`AWS_…`)."""
     try:
         store = from_url(
             url,
@@ -148,5 +148,5 @@ def _first_line(error: BaseException) -> str:
 
 
 def _tag(found: str | None) -> str:
-    assert found, "an object store that keeps no tags fails the check of its conditions"
+    assert found, "a store without tags fails `check_conditions`"
     return found

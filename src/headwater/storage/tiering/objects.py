@@ -1,8 +1,8 @@
-"""What an object store is to tiering: whole objects, ranges of them, and conditional replacement.
+"""The interface of tiering to an object store: objects, ranges of them, and conditional writes.
 
-Its errors are few: a store that cannot be used for the moment is an `ObjectStoreError`, a condition that was not met a
-`ObjectConflictError`, a missing object a `FileNotFoundError`. The implementation needs the package `obstore`, which is
-loaded only when it is used.
+There are three errors: `ObjectStoreError` if the store cannot be used at the moment, `ObjectConflictError` if a
+condition was not met, `FileNotFoundError` for a missing object. The implementation needs the package `obstore`, which
+is loaded only when it is used.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import NamedTuple, Protocol
 
 
 class ObjectStoreError(OSError):
-    """The object store did not do what it was asked, and may do it later."""
+    """The object store failed a request; a retry may succeed."""
 
 
 class ObjectConflictError(Exception):
-    """The object is not as the condition requires: it exists, or it was replaced by someone else."""
+    """The condition of a write was not met: the object exists, or another process replaced it."""
 
 
 class StoredObject(NamedTuple):
     data: bytes
     tag: str
-    """Differs with the content; a replacement can name it as its condition."""
+    """A tag that changes with the content, and can be the condition of a replacement."""
 
 
 class Objects(Protocol):
@@ -43,16 +43,16 @@ class Objects(Protocol):
     def get(self, key: str) -> StoredObject | None: ...
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """Exactly this range of an object."""
+        """Read exactly this range of an object."""
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """The objects whose keys begin with a prefix that ends in `/`, and their sizes."""
 
     def delete(self, key: str) -> None:
-        """Remove an object; no error when there is none."""
+        """Remove an object; no error if it does not exist."""
 
     def check_conditions(self) -> None:
-        """Refuse a store that ignores the conditions of a write: two servers could then both think that it is theirs.
+        """Refuse a store that ignores the conditions of a write, because two servers could then both own a prefix.
 
-        Raises `StorageError`; an `ObjectStoreError` when the store cannot be reached.
+        Raises `StorageError`, or `ObjectStoreError` if the store cannot be reached.
         """

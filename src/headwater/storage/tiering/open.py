@@ -1,4 +1,4 @@
-"""Open a data directory whose packs and blobs go to an object store, after making sure that the two belong together."""
+"""Open a data directory with an object store, after checking that the two belong together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headwater.storage.filesystem import Filesystem, RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.journal.segments import HEADER_BYTES, segment_numbers, segment_path
-from headwater.storage.journal_place import journal_directory, place_journal
+from headwater.storage.journal_location import journal_directory, place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs.manifest import NAME
 from headwater.storage.packs.pack_store import FAMILY, PackStore
-from headwater.storage.tiering.home import Home, read_mark
+from headwater.storage.tiering.claimed_prefix import ClaimedPrefix, read_mark
 from headwater.storage.tiering.objects import Objects, ObjectStoreError
 from headwater.storage.tiering.restore import restore_directory, restore_replicated
 from headwater.storage.tiering.tier import Tier, TieredFilesystem
@@ -29,14 +29,14 @@ from headwater.storage.worker import Worker
 @dataclass(frozen=True, slots=True)
 class TierSettings:
     cache_bytes: int = 2**30
-    """What of the store's content may be on the disk too."""
+    """How much of the object store's content is cached on the disk."""
     backlog_bytes: int = 4 * 2**30
-    """What may wait on the disk for a store that cannot be reached."""
+    """How much may wait on the disk while the object store cannot be reached."""
     grace_s: float = 3600.0
-    """How long an object that nothing leads to any more is kept."""
+    """How long an unreferenced object is kept."""
     accept_data_loss: bool = False
     retry_s: float = RETRY_S
-    """After this long a store that could not be reached is tried again."""
+    """The delay before a retry after the object store could not be reached."""
 
 
 class TieredStore(NamedTuple):
@@ -59,9 +59,9 @@ def open_tiered(
     settings = settings if settings is not None else StoreSettings()
     opened = open_directory(filesystem, directory, FAMILY)
     try:
-        home = _claim(objects, filesystem, directory, accept_data_loss=tier_settings.accept_data_loss)
+        claimed = _claim(objects, filesystem, directory, accept_data_loss=tier_settings.accept_data_loss)
         place_journal(filesystem, opened, settings.journal_dir)
-        return _build(objects, opened, home, tier_settings, settings, reserve, worker, clock)
+        return _build(objects, opened, claimed, tier_settings, settings, reserve, worker, clock)
     except ObjectStoreError as error:
         opened.close()
         raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
@@ -80,17 +80,17 @@ def open_replicated(
     replica: JournalReplica,
     reserve: DescriptorReserve | None = None,
 ) -> TieredStore:
-    """Open a store in an empty directory, from the object store and the replica of its journal alone.
+    """Open a store in an empty directory, only from the object store and the replica of its journal.
 
-    The prefix is claimed before anything is read, so what is found there cannot change any more.
+    The prefix is claimed before anything is read, so its content cannot change any more.
     """
     filesystem = RealFilesystem(reserve)
     opened = open_directory(filesystem, directory, FAMILY)
     try:
-        home = Home(objects)
-        head = home.claim(filesystem, directory, epoch)
+        claimed = ClaimedPrefix(objects)
+        head = claimed.claim(filesystem, directory, epoch)
         restore_replicated(filesystem, directory, objects, head, replica, settings.segment_bytes)
-        return _build(objects, opened, home, tier_settings, settings, reserve, None, time.monotonic, replica)
+        return _build(objects, opened, claimed, tier_settings, settings, reserve, None, time.monotonic, replica)
     except ObjectStoreError as error:
         opened.close()
         raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
@@ -102,7 +102,7 @@ def open_replicated(
 def _build(
     objects: Objects,
     opened: Directory,
-    home: Home,
+    claimed: ClaimedPrefix,
     tier_settings: TierSettings,
     settings: StoreSettings,
     reserve: DescriptorReserve | None,
@@ -110,19 +110,19 @@ def _build(
     clock: Callable[[], float],
     replica: JournalReplica | None = None,
 ) -> TieredStore:
-    """The store of a directory whose prefix is claimed. With a replica, the local journal need not be synced."""
+    """Build the store of a directory whose prefix is claimed. With a replica, the local journal is not synced."""
     directory = opened.path
     files = TieredFilesystem(objects, directory, reserve)
     files.stores_blobs_first = replica is not None
     files.uploader = uploader = Uploader(
-        objects, home, directory, files, files.remove, grace_s=tier_settings.grace_s, retry_s=tier_settings.retry_s
+        objects, claimed, directory, files, files.remove, grace_s=tier_settings.grace_s, retry_s=tier_settings.retry_s
     )
     if replica is not None:
         uploader.on_stored = replica.trim
     tier = Tier(
         files,
         uploader,
-        home,
+        claimed,
         directory,
         cache_bytes=tier_settings.cache_bytes,
         backlog_bytes=tier_settings.backlog_bytes,
@@ -136,7 +136,7 @@ def _build(
 
 
 def open_objects(url: str) -> Objects:
-    """The objects below a URL such as `s3://bucket/prefix`. Address and keys come from the environment (`AWS_…`)."""
+    """Open the objects below a URL such as `s3://bucket/prefix`; needs the package `obstore`."""
     try:
         from headwater.storage.tiering.object_store import open_url  # noqa: PLC0415 - optional
     except ImportError:
@@ -147,33 +147,33 @@ def open_objects(url: str) -> Objects:
 
 
 def files_of(directory: Path) -> RealFilesystem:
-    """The files of a data directory for reading, wherever they are."""
+    """The file system to read a data directory, whose packs may be in an object store."""
     mark = read_mark(RealFilesystem(), directory)
     return RealFilesystem() if mark is None else TieredFilesystem(open_objects(mark.url), directory, caches=False)
 
 
-def _claim(objects: Objects, filesystem: Filesystem, directory: Path, *, accept_data_loss: bool) -> Home:
+def _claim(objects: Objects, filesystem: Filesystem, directory: Path, *, accept_data_loss: bool) -> ClaimedPrefix:
     objects.check_conditions()
-    home = Home(objects)
-    _check_theirs(objects, home, filesystem, directory)
-    if not filesystem.exists(directory / NAME) and home.has_data:
-        assert home.head is not None
+    claimed = ClaimedPrefix(objects)
+    _check_ownership(objects, claimed, filesystem, directory)
+    if not filesystem.exists(directory / NAME) and claimed.has_data:
+        assert claimed.head is not None
         if not accept_data_loss or _has_journal(filesystem, directory):
             raise StorageError(
                 f"{objects.url} has data, and {directory} has no journal: what was written last may be only there. If"
                 " it is lost, start with an empty data directory and --accept-data-loss: the server then begins with"
                 " what the object store has."
             )
-        restore_directory(filesystem, directory, objects, home.head)
-    home.claim(filesystem, directory)
-    return home
+        restore_directory(filesystem, directory, objects, claimed.head)
+    claimed.claim(filesystem, directory)
+    return claimed
 
 
-def _check_theirs(objects: Objects, home: Home, filesystem: Filesystem, directory: Path) -> None:
-    """Refuse a prefix that is another data directory's, or a directory that is another prefix's."""
-    mark, head = read_mark(filesystem, directory), home.head
+def _check_ownership(objects: Objects, claimed: ClaimedPrefix, filesystem: Filesystem, directory: Path) -> None:
+    """Refuse a prefix that belongs to another data directory, or a directory that belongs to another prefix."""
+    mark, head = read_mark(filesystem, directory), claimed.head
     if mark is None:
-        if home.has_data and filesystem.exists(directory / NAME):
+        if claimed.has_data and filesystem.exists(directory / NAME):
             raise StorageError(
                 f"{objects.url} belongs to another data directory than {directory}. Give each its own storage.cold."
             )

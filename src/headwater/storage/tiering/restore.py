@@ -1,8 +1,8 @@
-"""Begin a data directory from the object store: alone, or with a replica of the journal.
+"""Restore a data directory from the object store, with or without a replica of the journal.
 
-Alone, what was not stored there yet is lost. The journal that begins says that it follows a loss, so that recovery does
-not look for what only the lost one had. With a replica nothing is lost: its batches become the journal. The manifest is
-written last: a store exists when it has one.
+Without a replica, data that was not uploaded yet is lost. The new journal is marked as following a loss, so that
+recovery does not look for records that only the lost journal had. With a replica nothing is lost: its batches become
+the journal. The manifest is written last: a store exists when it has one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from headwater.storage.interface import CorruptError
 from headwater.storage.journal.frames import read_frame
 from headwater.storage.journal.replica import JournalSource
 from headwater.storage.journal.segments import FileJournal, segment_numbers, segment_path
-from headwater.storage.journal_place import journal_directory
+from headwater.storage.journal_location import journal_directory
 from headwater.storage.packs.manifest import NAME, NEW_NAME, Manifest
 from headwater.storage.packs.recovery import PACKS_NAME
-from headwater.storage.tiering.home import StoreHead
+from headwater.storage.tiering.claimed_prefix import StoreHead
 from headwater.storage.tiering.objects import Objects
 
 log = logging.getLogger("headwater.storage")
 
 
 def restore_directory(filesystem: Filesystem, directory: Path, objects: Objects, head: StoreHead) -> None:
-    """Fill a directory without a manifest with what `head` leads to. Packs stay in the object store."""
+    """Restore a directory without a manifest from the manifest of `head`. Packs stay in the object store."""
     data = _stored_manifest(objects, head)
     journal = _make_directories(filesystem, directory)
     fresh = directory / NEW_NAME
@@ -50,9 +50,7 @@ def restore_directory(filesystem: Filesystem, directory: Path, objects: Objects,
     ).close()
     filesystem.replace(fresh, directory / NAME)
     filesystem.sync_directory(directory)
-    log.warning(
-        "%s begins with what %s has up to record %d; what came after it is lost", directory, objects.url, last_lsn
-    )
+    log.warning("%s was restored from %s up to record %d; later records are lost", directory, objects.url, last_lsn)
 
 
 def restore_replicated(
@@ -63,7 +61,7 @@ def restore_replicated(
     replica: JournalSource,
     segment_bytes: int,
 ) -> None:
-    """Fill an empty directory with what `head` leads to, and with the batches of the replica that follow it."""
+    """Restore an empty directory from the manifest of `head`, and from the later batches of the replica."""
     journal = _make_directories(filesystem, directory)
     manifest = Manifest(filesystem, directory, name=NEW_NAME)
     if head.parts:

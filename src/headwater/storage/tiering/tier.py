@@ -1,8 +1,8 @@
-"""The tier below a pack store: what of it is in the object store, what of it is here, and what may leave the disk.
+"""The object store below a pack store: which files it has, which are on the disk, and which can be evicted.
 
-A pack is written here first, as without a tier, and stored by the `Uploader`. Once the store has it, its file here is
-cache: files and cached blocks that were not read for longest are removed when together they take more than the limit.
-Reading a pack or blob that is not here goes through the block cache (`TieredFilesystem.map`).
+A pack is written to the disk first, as without a tier, and uploaded by the `Uploader`. After that its local file is a
+cache: the least recently used files and cached blocks are removed when they exceed the limit. A pack or blob that is
+not on the disk is read through the block cache (`TieredFilesystem.map`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from headwater.storage.packs.manifest import SavedManifest
 from headwater.storage.packs.pack import pack_number
 from headwater.storage.packs.recovery import PACKS_NAME
 from headwater.storage.tiering.block_cache import BlockCache
-from headwater.storage.tiering.home import PACKS_PER_EPOCH, Home
+from headwater.storage.tiering.claimed_prefix import PACKS_PER_EPOCH, ClaimedPrefix
 from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.uploader import BLOBS_PREFIX, PACKS_PREFIX, Uploader, pack_key
 
 CACHE_NAME: Final = "cache"
 SAVE_AFTER_S: Final = 60.0
-"""What was written is in a pack, and so in the store, after about this long: a lost disk costs no more."""
+"""Data is in a pack, and so in the object store, after about this long, which limits the loss if the disk is lost."""
 
 
 class TieredFilesystem(DeferredUnlinkFilesystem):
-    """The files of a data directory whose packs and blobs may be in an object store instead."""
+    """The file system of a data directory whose packs and blobs may be in an object store."""
 
     def __init__(
         self, objects: Objects, directory: Path, reserve: DescriptorReserve | None = None, *, caches: bool = True
@@ -43,10 +43,10 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
         self.cache: Final = BlockCache(objects, directory / CACHE_NAME, keeps=caches)
         self.uploader: Uploader | None = None
         self.stores_blobs_first: bool = False
-        """Whether a blob must be in the store before it exists: then a record may refer to it if this disk is lost."""
+        """Whether a blob is uploaded before it exists, so that records can refer to it even if this disk is lost."""
         self._listed: dict[str, int] | None = None
         self.used: dict[str, float] = {}
-        """When each object was opened last."""
+        """The time at which each object was last opened."""
 
     @property
     def stored(self) -> dict[str, int]:
@@ -89,8 +89,8 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
     def unlink(self, path: Path) -> None:
         prefix = self._prefixes.get(path.parent)
         if prefix == BLOBS_PREFIX and is_finished(path.name) and self.uploader is not None:
-            # It stays here until no manifest in the store leads to it.
-            self.uploader.doom(path.name)
+            # It is kept until no manifest in the object store refers to it.
+            self.uploader.mark_unreferenced(path.name)
             return
         try:
             super().unlink(path)
@@ -99,17 +99,17 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
                 raise
 
     def parts(self) -> dict[str, int]:
-        """Figures, as `headwater store stats` names them."""
+        """Figures for `headwater store stats`."""
         sizes = list(self.stored.values())
         return {"cold_objects": len(sizes), "cold_bytes": sum(sizes)}
 
     def remove(self, path: Path) -> None:
-        """Remove a file that the store has too, or that nothing leads to."""
+        """Remove a file that the object store has, or that is not referenced."""
         if self.exists(path):
             RealFilesystem.unlink(self, path)
 
     def local(self) -> dict[str, Path]:
-        """The files here that the store has too, by their keys."""
+        """The local files that are also in the object store, by their keys."""
         stored = self.stored
         found = {}
         for directory, prefix in self._prefixes.items():
@@ -120,7 +120,7 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
 
 
 class Tier:
-    """The object store of a pack store, as the pack store uses it."""
+    """The implementation of `LowerTier` for a pack store."""
 
     save_after_s: float = SAVE_AFTER_S
 
@@ -128,26 +128,26 @@ class Tier:
         self,
         files: TieredFilesystem,
         uploader: Uploader,
-        home: Home,
+        claimed: ClaimedPrefix,
         directory: Path,
         *,
         cache_bytes: int,
         backlog_bytes: int,
         replica: JournalReplica | None = None,
     ) -> None:
-        assert home.head is not None
+        assert claimed.head is not None
         self.replica = replica
         self._files = files
         self._uploader = uploader
         self._directory = directory
         self._cache_bytes = cache_bytes
         self._backlog_bytes = backlog_bytes
-        self._stored_lsn = home.head.lsn
-        self.first_pack: int = home.head.epoch * PACKS_PER_EPOCH + 1
-        """Packs of this epoch are numbered from here on."""
+        self._stored_lsn = claimed.head.lsn
+        self.first_pack: int = claimed.head.epoch * PACKS_PER_EPOCH + 1
+        """The number of the first pack of this epoch."""
 
     def open(self, state: SavedManifest, written_lsn: Callable[[], int]) -> None:
-        """The store was recovered with this manifest. `written_lsn` says which record was written last."""
+        """Start with this recovered manifest. `written_lsn` returns the last record that was written."""
         if state.lsn < self._stored_lsn:
             raise StorageError(
                 f"The manifest of {self._directory} ends at record {state.lsn}, and the one in the object store at"
@@ -169,19 +169,19 @@ class Tier:
             return None
         return (
             f"{waiting} bytes wait for the object store, and storage.cold_backlog_bytes allows {self._backlog_bytes};"
-            " try again in a moment."
+            " retry in a moment."
         )
 
     def content(self) -> object:
-        """Differs when the cache may have become larger."""
+        """A value that changes when the cache may have grown."""
         return len(self._uploader.stored), self._files.cache.fetched_bytes
 
     def evict(self, recent: Sequence[int]) -> list[int]:
         """Remove files from the cache until it is within its limit; returns the packs that should be closed.
 
-        `recent` are the packs that are open, the one that was read last at the end: they go last.
+        `recent` are the open packs, the most recently used one last: they are evicted last.
         """
-        order = {pack_key(number): place for place, number in enumerate(recent, 1)}
+        order = {pack_key(number): rank for rank, number in enumerate(recent, 1)}
         stored = dict(self._uploader.stored)
         local, cached = self._files.local(), self._files.cache.sizes()
         sizes = {key: stored.get(key, 0) for key in local} | cached
@@ -202,7 +202,7 @@ class Tier:
         return numbers
 
     def parts(self) -> dict[str, int]:
-        """Figures, as `headwater store stats` names them."""
+        """Figures for `headwater store stats`."""
         return {
             **self._files.parts(),
             "cold_waiting_bytes": self._uploader.waiting_bytes,

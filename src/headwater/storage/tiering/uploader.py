@@ -1,8 +1,8 @@
-"""Bring what a checkpoint saved to the object store, on a thread of its own.
+"""Upload the files of a checkpoint to the object store, on a separate thread.
 
-The order makes every `HEAD` complete: first blobs and packs, then the manifest that names them, then `HEAD`. What fails
-because the store cannot be reached is tried again, for as long as it takes; meanwhile the files stay on the local disk.
-An object that `HEAD` does not lead to any more is deleted after a grace period, and only while `HEAD` is still ours.
+The order makes every `HEAD` complete: first blobs and packs, then the manifest that refers to them, then `HEAD`. While
+the store cannot be reached, uploads are retried without a limit, and the files stay on the local disk. An object that
+`HEAD` no longer refers to is deleted after a grace period, and only while this process owns the prefix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headwater.storage.packs.manifest import NAME as MANIFEST_NAME
 from headwater.storage.packs.manifest import SavedManifest
 from headwater.storage.packs.pack import pack_path
 from headwater.storage.packs.recovery import PACKS_NAME
-from headwater.storage.tiering.home import Home, ManifestPart
+from headwater.storage.tiering.claimed_prefix import ClaimedPrefix, ManifestPart
 from headwater.storage.tiering.objects import Objects, ObjectStoreError
 
 log = logging.getLogger("headwater.storage")
@@ -30,28 +30,28 @@ PACKS_PREFIX: Final = "packs/"
 BLOBS_PREFIX: Final = "blobs/"
 MANIFEST_PREFIX: Final = "manifest/"
 PARTS_MAX: Final = 64
-"""A manifest of more parts is written again as one."""
+"""A manifest with more parts is rewritten as one."""
 RETRY_S: Final = 2.0
 IDLE_S: Final = 5.0
-"""How often it is looked for objects whose grace period has passed."""
-OVERTAKEN_S: Final = 0.05
+"""The interval of the search for objects whose grace period has passed."""
+OUTDATED_S: Final = 0.05
 STOP_S: Final = 10.0
 
 
-class Doomed(NamedTuple):
-    """A blob that no stream refers to once the manifest includes record `lsn`."""
+class UnreferencedBlob(NamedTuple):
+    """A blob that no stream refers to after record `lsn`."""
 
     lsn: int
     blob: str
 
 
 class Uploader:
-    """What is in the store, and what is on its way there."""
+    """Uploads files, and keeps track of the objects in the store."""
 
     def __init__(
         self,
         objects: Objects,
-        home: Home,
+        claimed: ClaimedPrefix,
         directory: Path,
         filesystem: Filesystem,
         remove: Callable[[Path], None],
@@ -61,7 +61,7 @@ class Uploader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._objects = objects
-        self._home = home
+        self._claimed = claimed
         self._directory = directory
         self._filesystem = filesystem
         self._remove = remove
@@ -71,48 +71,48 @@ class Uploader:
         self._changed = threading.Condition()
         self._state: SavedManifest | None = None
         self._done: SavedManifest | None = None
-        self._doomed: list[Doomed] = []
+        self._unreferenced: list[UnreferencedBlob] = []
         self._closing = False
         self._thread: threading.Thread | None = None
         self._header = b""
-        self._parts: tuple[ManifestPart, ...] = home.head.parts if home.head is not None else ()
+        self._parts: tuple[ManifestPart, ...] = claimed.head.parts if claimed.head is not None else ()
         self._written_parts = {part.key for part in self._parts}
         """The parts of the manifest, and those of attempts since then that failed."""
         self._attempts = 0
         self._written_lsn: Callable[[], int] = lambda: 0
         self._garbage: dict[str, float] = {}
-        """Objects that nothing leads to, and since when."""
+        """Unreferenced objects, and since when they are unreferenced."""
         self.stored: dict[str, int] = {
             key: size for prefix in (PACKS_PREFIX, BLOBS_PREFIX) for key, size in objects.sizes(prefix).items()
         }
-        """Every pack and blob in the store, with its size. Other threads may look, and copy it before they iterate."""
+        """Every pack and blob in the store, with its size. Other threads may read it, but must copy it to iterate."""
         self._note_garbage(set(objects.sizes(MANIFEST_PREFIX)) - {part.key for part in self._parts})
         self.waiting_bytes = 0
-        """What the manifest names here and the store does not have."""
+        """Size of the packs that the manifest refers to and the store does not have yet."""
         self.on_stored: Callable[[int], None] = lambda _: None
         """Called with a record when the store has everything up to it."""
         self.failure: str | None = None
-        """Why nothing will be stored any more, if so."""
+        """Why nothing is uploaded until a restart, or None."""
         self.problem: str | None = None
-        """Why nothing can be stored for the moment, if so."""
+        """Why nothing can be uploaded at the moment, or None."""
 
     def start(self, written_lsn: Callable[[], int]) -> None:
-        """Begin. `written_lsn` says which record was written last."""
+        """Start the thread. `written_lsn` returns the last record that was written."""
         self._written_lsn = written_lsn
         self._thread = threading.Thread(target=self._run, name="headwater-upload", daemon=True)
         self._thread.start()
 
     def saved(self, state: SavedManifest) -> None:
-        """A manifest is durable here. Called by the store's worker."""
+        """Note that a manifest is durable on this disk. Called by the store's worker."""
         with self._changed:
             self._state = state
             self._count_waiting()
             self._changed.notify_all()
 
-    def doom(self, blob: str) -> None:
-        """No stream refers to this blob once the records that were written until now are in the manifest."""
+    def mark_unreferenced(self, blob: str) -> None:
+        """Remove this blob when the manifest includes all records that have been written until now."""
         with self._changed:
-            self._doomed.append(Doomed(self._written_lsn(), blob))
+            self._unreferenced.append(UnreferencedBlob(self._written_lsn(), blob))
 
     @property
     def is_current(self) -> bool:
@@ -135,17 +135,17 @@ class Uploader:
                 self.step()
             except ObjectStoreError as error:
                 if self.problem is None:
-                    log.error("the object store cannot be used, and is tried again: %s", error)
+                    log.error("the object store cannot be used and will be retried: %s", error)
                 self.problem = str(error)
             except FileNotFoundError as error:
-                # A pack was merged or removed meanwhile: a newer manifest does not name it.
-                log.debug("an upload was overtaken: %s", error)
-                time.sleep(OVERTAKEN_S)
+                # A pack was merged or removed in the meantime: a newer manifest does not refer to it.
+                log.debug("an upload is outdated: %s", error)
+                time.sleep(OUTDATED_S)
             except (StorageError, OSError) as error:
-                log.critical("nothing more is stored in %s: %s", self._objects.url, error)
+                log.critical("uploads to %s have stopped: %s", self._objects.url, error)
                 self.failure = str(error)
             except Exception as error:
-                log.critical("nothing more is stored in %s", self._objects.url, exc_info=error)
+                log.critical("uploads to %s have stopped", self._objects.url, exc_info=error)
                 self.failure = f"Storing packs in {self._objects.url} failed: {error!r}"
             else:
                 if self.problem is not None:
@@ -159,19 +159,19 @@ class Uploader:
         return self._closing
 
     def step(self) -> None:
-        """Store the newest manifest with all that it names, and delete what it is time to delete."""
+        """Upload the newest manifest and everything that it refers to, then delete expired garbage."""
         state = self._state
         if state is not None and state is not self._done:
             self._store_blobs()
             for info in state.packs:
                 self._store(pack_key(info.number), pack_path(self._directory / PACKS_NAME, info.number))
             parts = self._store_manifest(state)
-            self._home.commit(state.lsn, parts)
+            self._claimed.commit(state.lsn, parts)
             self.on_stored(state.lsn)
             self._note_garbage(self._written_parts - {part.key for part in parts})
             self._written_parts = {part.key for part in parts}
             self._parts, self._header = parts, state.header
-            self._forget(state)
+            self._find_garbage(state)
             self._done = state
         self._collect()
 
@@ -200,11 +200,11 @@ class Uploader:
         self.waiting_bytes = sum(info.size for info in packs if pack_key(info.number) not in self.stored)
 
     def _store_manifest(self, state: SavedManifest) -> tuple[ManifestPart, ...]:
-        """The manifest as objects: what was added to it since the last time, or all of it."""
+        """Upload the manifest: what was added to it since the last upload, or all of it. Returns its parts."""
         data = self._filesystem.read(self._directory / MANIFEST_NAME)
         if not data.startswith(state.header) or len(data) < state.size:
-            raise FileNotFoundError("the manifest was rewritten meanwhile")
-        head = self._home.head
+            raise FileNotFoundError("the manifest was rewritten in the meantime")
+        head = self._claimed.head
         assert head is not None
         parts = self._parts if self._header == state.header and len(self._parts) < PARTS_MAX else ()
         start = sum(part.size for part in parts)
@@ -218,18 +218,18 @@ class Uploader:
             parts = (*parts, ManifestPart(key, state.size - start))
         return parts
 
-    # -- what is not needed any more -------------------------------------------------------------------------------
+    # -- garbage collection ----------------------------------------------------------------------------------------
 
-    def _forget(self, state: SavedManifest) -> None:
-        """After `HEAD` names this manifest: what it does not lead to is garbage."""
-        named = {pack_key(info.number) for info in state.packs}
-        self._note_garbage({key for key in self.stored if key.startswith(PACKS_PREFIX)} - named)
+    def _find_garbage(self, state: SavedManifest) -> None:
+        """After `HEAD` refers to this manifest: everything that it does not refer to is garbage."""
+        referenced = {pack_key(info.number) for info in state.packs}
+        self._note_garbage({key for key in self.stored if key.startswith(PACKS_PREFIX)} - referenced)
         with self._changed:
-            gone = [each.blob for each in self._doomed if each.lsn <= state.lsn]
-            self._doomed = [each for each in self._doomed if each.lsn > state.lsn]
-        for blob in gone:
+            removable = [each.blob for each in self._unreferenced if each.lsn <= state.lsn]
+            self._unreferenced = [each for each in self._unreferenced if each.lsn > state.lsn]
+        for blob in removable:
             self._remove(self._directory / BLOBS_NAME / blob)
-        self._note_garbage({BLOBS_PREFIX + blob for blob in gone} & self.stored.keys())
+        self._note_garbage({BLOBS_PREFIX + blob for blob in removable} & self.stored.keys())
 
     def _note_garbage(self, keys: set[str]) -> None:
         now = self._clock()
@@ -237,12 +237,12 @@ class Uploader:
             self._garbage.setdefault(key, now)
 
     def _collect(self) -> None:
-        """Delete what has been garbage for long enough. It has to be ours still, though no one else refers to it."""
+        """Delete objects that have been garbage for the grace period, if this process still owns the prefix."""
         until = self._clock() - self._grace_s
         due = [key for key, since in self._garbage.items() if since <= until]
         if not due or self._done is None:
             return
-        self._home.check_still_ours()
+        self._claimed.check_ownership()
         for key in due:
             self._objects.delete(key)
             del self._garbage[key]

@@ -16,7 +16,7 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create
 from headwater.engine.stores import open_store
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.journal_place import RECORD_NAME
+from headwater.storage.journal_location import RECORD_NAME
 from headwater.storage.offline.atomic_install import PLAIN_STORE_NAMES
 from headwater.storage.offline.backup import restore_backup, take_backup
 from headwater.storage.offline.check import check

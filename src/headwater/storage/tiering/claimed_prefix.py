@@ -1,9 +1,9 @@
-"""Whose an object store's prefix is: the object `HEAD` there, and the file `COLD` in the data directory.
+"""The ownership of a prefix in an object store: the object `HEAD` there, and the file `COLD` in the data directory.
 
-`HEAD` names the manifest, and by it everything that counts. It is only ever replaced on the condition that it is as
-this process left it. Every start raises its epoch, so a server that was replaced by another one, and does not know it,
-cannot replace `HEAD` any more, however long it was paused. Packs are numbered within the epoch, so it cannot overwrite
-one either. `COLD` says to which prefix the directory belongs, and the epoch of its last start.
+`HEAD` refers to the manifest, and through it to all valid objects. It is replaced only on the condition that it is as
+this process left it. Every start raises its epoch, so a server that was replaced by another one without noticing, for
+instance while it was paused, cannot replace `HEAD` any more. Packs are numbered within the epoch, so it cannot
+overwrite one either. `COLD` contains the prefix of the directory, and the epoch of its last start.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class ManifestPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreHead(msgspec.Struct, frozen=True):
-    """What the object `HEAD` says."""
+    """The content of the object `HEAD`."""
 
     version: int
     store: str
     """A random id, the same in the data directory."""
     epoch: int
     number: int = 0
-    """How often it was replaced. So no two contents are the same, and neither are their tags."""
+    """The number of replacements, so that no two contents, and no two tags, are the same."""
     lsn: int = 0
     """The manifest includes every record up to this one."""
     parts: tuple[ManifestPart, ...] = ()
-    """The objects that are the manifest, in order; none before the first was saved."""
+    """The objects that form the manifest, in order; empty before the first one was saved."""
 
 
 class ColdMark(msgspec.Struct, frozen=True):
-    """What the file `COLD` says."""
+    """The content of the file `COLD`."""
 
     version: int
     url: str
@@ -57,11 +57,11 @@ class ColdMark(msgspec.Struct, frozen=True):
 
 
 class FencedError(StorageError):
-    """Another server has taken the prefix over."""
+    """Another server has taken over the prefix."""
 
 
 def read_mark(filesystem: Filesystem, directory: Path) -> ColdMark | None:
-    """Where the packs of a data directory are, if they are in an object store."""
+    """Read the file `COLD` of a data directory; None if its packs are not in an object store."""
     path = directory / COLD_NAME
     if not filesystem.exists(path):
         return None
@@ -83,14 +83,14 @@ def write_mark(filesystem: Filesystem, directory: Path, mark: ColdMark) -> None:
     filesystem.sync_directory(directory)
 
 
-class Home:
-    """The head of a prefix, once it was claimed."""
+class ClaimedPrefix:
+    """A prefix of an object store, with its `HEAD`; written only after `claim`."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._tag = ""
         self._epoch: tuple[str, int] | None = None
-        """Store and epoch, once they are claimed."""
+        """Store and epoch, after `claim`."""
         self.head: StoreHead | None = None
         found = objects.get(HEAD_KEY)
         if found is not None:
@@ -102,9 +102,9 @@ class Home:
         return self.head is not None and bool(self.head.parts)
 
     def claim(self, filesystem: Filesystem, directory: Path, epoch: int | None = None) -> StoreHead:
-        """Take the next epoch of this prefix for this data directory; it must be checked that it is theirs.
+        """Take the next epoch of this prefix for this data directory. The caller has checked that they belong together.
 
-        Where epochs are given out elsewhere, `epoch` is the one to take: `FencedError` if it is not a new one.
+        If epochs are assigned elsewhere, `epoch` is the one to take; raises `FencedError` if it is not a new one.
         """
         mark = read_mark(filesystem, directory)
         head = self.head or StoreHead(VERSION, mark.store if mark is not None else secrets.token_hex(16), 0)
@@ -112,7 +112,7 @@ class Home:
             raise self._fenced()
         epoch = epoch or max(head.epoch, mark.epoch if mark is not None else 0) + 1
         if self.head is not None:
-            # First here: a crash in between must not look like another server's claim.
+            # Before the claim: a crash in between must not look like the claim of another server.
             write_mark(filesystem, directory, ColdMark(VERSION, self._objects.url, head.store, epoch))
         claimed = self._put(msgspec.structs.replace(head, epoch=epoch))
         self._epoch = claimed.store, claimed.epoch
@@ -121,13 +121,13 @@ class Home:
         return claimed
 
     def commit(self, lsn: int, parts: tuple[ManifestPart, ...]) -> None:
-        """Make these the manifest. Raises `FencedError` when the prefix belongs to another server now."""
+        """Make these objects the manifest. Raises `FencedError` if the prefix now belongs to another server."""
         assert self.head is not None
         self._put(msgspec.structs.replace(self.head, lsn=lsn, parts=parts))
 
-    def check_still_ours(self) -> None:
-        """Raise `FencedError` when the prefix belongs to another server now."""
-        if self._found_ours() is None:
+    def check_ownership(self) -> None:
+        """Raise `FencedError` if the prefix now belongs to another server."""
+        if self._current_if_owned() is None:
             raise self._fenced()
 
     def _put(self, head: StoreHead) -> StoreHead:
@@ -141,8 +141,8 @@ class Home:
             else:
                 self._tag = self._objects.create(HEAD_KEY, data)
         except ObjectConflictError:
-            # It may be our own doing: of an earlier request that succeeded, and whose answer was lost.
-            found = self._found_ours(data)
+            # It may be our own write: an earlier request that succeeded, but whose response was lost.
+            found = self._current_if_owned(data)
             if found is None:
                 raise self._fenced() from None
             self._tag, self.head = found.tag, _decode(self._objects.url, found.data)
@@ -152,8 +152,8 @@ class Home:
         self.head = head
         return head
 
-    def _found_ours(self, written: bytes | None = None) -> StoredObject | None:
-        """`HEAD` as it is now, if this process wrote it: nobody else writes in its epoch."""
+    def _current_if_owned(self, written: bytes | None = None) -> StoredObject | None:
+        """The current `HEAD`, if this process wrote it: no other process writes in its epoch."""
         found = self._objects.get(HEAD_KEY)
         if found is None or found.data == written:
             return found
@@ -163,7 +163,7 @@ class Home:
 
     def _fenced(self) -> FencedError:
         return FencedError(
-            f"{self._objects.url} was taken over by another server. This one must not write there any more: stop it."
+            f"{self._objects.url} was taken over by another server. Stop this one: it may no longer write there."
         )
 
 
@@ -171,7 +171,9 @@ def _decode(url: str, data: bytes) -> StoreHead:
     try:
         head = msgspec.json.decode(data, type=StoreHead)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StorageError(f"{url}/{HEAD_KEY} cannot be read: {error}. It may be damaged, or not be ours.") from None
+        raise StorageError(
+            f"{url}/{HEAD_KEY} cannot be read: {error}. It may be damaged, or not belong to Headwater."
+        ) from None
     if head.version != VERSION:
         raise StorageError(f"{url}/{HEAD_KEY} has version {head.version}; this Headwater reads version {VERSION} only.")
     return head

@@ -1,11 +1,11 @@
-"""Where the journal of a store is: within its directory, or in a separate directory, usually on another disk.
+"""The location of a store's journal: in its directory, or in a separate directory, usually on another disk.
 
-The file `JOURNAL` of a data directory has the id of the journal and the directory that it was moved to. There it is in
-`journal-{id}`, whose own `JOURNAL` repeats the id. Without the file, the journal is in `log` within the data directory,
-as in every copy and backup.
+The file `JOURNAL` of a data directory contains the id of the journal and the directory that it was moved to. In that
+directory it is `journal-{id}`, whose own `JOURNAL` repeats the id. Without the file, the journal is in `log` within the
+data directory, as in every copy and backup.
 
-Invariant: `JOURNAL` changes only when a complete and synced copy of the journal is where it then says. So exactly one
-journal counts at every moment, and what is left elsewhere was copied before.
+Invariant: `JOURNAL` changes only when there is a complete and synced copy of the journal at the new location. So
+exactly one journal is valid at any time, and files that are left elsewhere were copied before.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _COPY_BYTES: Final = 1024 * 1024
 
 
 class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the file `JOURNAL` says, in the data directory and beside the journal itself."""
+    """The content of the file `JOURNAL`, in the data directory and beside the journal itself."""
 
     version: int
     id: str
     directory: str | None = None
     """The directory that `journal-{id}` is in; None: the journal is within the data directory."""
     previous: str | None = None
-    """Where it was before, in the same sense: what is left there can be removed."""
+    """The previous value of `directory`: files that are left there can be removed."""
 
 
 def journal_directory(filesystem: Filesystem, store: Path) -> Path:
-    """The directory of a store's journal. Raises `StorageError` if it was moved and is not there."""
+    """The directory of a store's journal. Raises `StorageError` if it was moved and is missing."""
     try:
         return _journal_directory(filesystem, store)
     except OSError as error:
@@ -71,23 +71,23 @@ def _journal_directory(filesystem: Filesystem, store: Path) -> Path:
 
 
 def lock_journal(filesystem: Filesystem, opened: Directory) -> None:
-    """Lock the journal together with its data directory, if it is elsewhere: a copy of the directory names it too."""
+    """Lock a journal outside the data directory as well, because a copy of the data directory refers to it too."""
     place = journal_directory(filesystem, opened.path)
     if place != opened.path / JOURNAL_NAME:
         opened.hold(lock_directory(filesystem, place, create=False, what="Journal directory"))
         opened.journal = place
 
 
-def place_journal(filesystem: Filesystem, opened: Directory, wanted: Path | None) -> None:
-    """Move the journal of a store to where the settings want it, unless it is there; then lock it."""
+def place_journal(filesystem: Filesystem, opened: Directory, configured: Path | None) -> None:
+    """Move the journal of a store to the configured directory, unless it is there; then lock it."""
     store = opened.path
     try:
         record = _read_record(filesystem, store)
-        if wanted is not None or record is not None:
+        if configured is not None or record is not None:
             record = record if record is not None else JournalRecord(_VERSION, secrets.token_hex(8))
-            if wanted is not None and (wanted == store or store in wanted.parents):
-                raise StorageError(f"storage.journal_dir ({wanted}) cannot be within the data directory {store}.")
-            target = str(wanted) if wanted is not None else None
+            if configured is not None and (configured == store or store in configured.parents):
+                raise StorageError(f"storage.journal_dir ({configured}) cannot be within the data directory {store}.")
+            target = str(configured) if configured is not None else None
             if target != record.directory:
                 _move(filesystem, store, record, target)
             elif record.previous is not None or (target and filesystem.exists(store / JOURNAL_NAME)):
@@ -100,14 +100,14 @@ def place_journal(filesystem: Filesystem, opened: Directory, wanted: Path | None
 
 
 def moved_journals(stores: Iterable[Path]) -> list[Path]:
-    """The journals of these stores that are outside of their directories."""
+    """The journals of these stores that are outside their directories."""
     filesystem = RealFilesystem()
     records = (_read_record(filesystem, store) for store in stores)
     return [_place(record.directory, record.id) for record in records if record is not None and record.directory]
 
 
 def remove_journals(places: Iterable[Path]) -> None:
-    """Remove the journals of stores that are gone."""
+    """Remove the journals of stores that were removed."""
     for place in places:
         try:
             if place.exists():
@@ -151,18 +151,18 @@ def _move(filesystem: Filesystem, store: Path, record: JournalRecord, target: st
         place = _place(target, record.id)
         found = _read_record(filesystem, place) if filesystem.exists(place) else None
         if found is not None and found.id == record.id:
-            # Its disk is mounted elsewhere.
+            # Its disk is now mounted elsewhere.
             _write_record(filesystem, store, msgspec.structs.replace(record, directory=target, previous=None))
             return
     source = journal_directory(filesystem, store)
-    # The id is durable before it names anything, so an unfinished copy is found, and is not taken for the journal.
+    # The id is durable before it is used, so an unfinished copy is found, and is not mistaken for the journal.
     _write_record(filesystem, store, record)
     place = store / JOURNAL_NAME if target is None else _place(target, record.id)
     locks = [lock_directory(filesystem, source, create=False)] if record.directory is not None else []
     try:
         if target is not None:
             make_directories(filesystem, place)
-            # The same directory by another name would be locked already.
+            # The same directory under another name would already be locked.
             locks.append(lock_directory(filesystem, place, what="Journal directory"))
         _copy(filesystem, source, place, record)
         _write_record(filesystem, store, JournalRecord(_VERSION, record.id, target, record.directory))
@@ -173,7 +173,7 @@ def _move(filesystem: Filesystem, store: Path, record: JournalRecord, target: st
 
 
 def _copy(filesystem: Filesystem, source: Path, place: Path, record: JournalRecord) -> None:
-    """Copy all segments, in the place of what an interrupted move left."""
+    """Copy all segments, replacing the files of an interrupted move."""
     filesystem.make_directory(place)
     _remove_files(filesystem, place)
     for number in segment_numbers(filesystem, source) if filesystem.exists(source) else ():
@@ -192,7 +192,7 @@ def _copy(filesystem: Filesystem, source: Path, place: Path, record: JournalReco
 
 
 def _forget_previous(filesystem: Filesystem, store: Path, record: JournalRecord) -> None:
-    """Remove what was copied. A directory that is not mounted keeps it."""
+    """Remove the files at the previous location, unless it is not mounted."""
     if record.directory is not None and filesystem.exists(store / JOURNAL_NAME):
         _remove_files(filesystem, store / JOURNAL_NAME)
     if record.previous is not None:
