@@ -72,7 +72,7 @@ def test_a_fork_accepts_the_offsets_of_its_source_up_to_the_fork_point(rig: Rig)
         assert resolve(rig, fork, format_token(place.message_index, place.byte_position, source.id)) == place
         assert resolve(rig, fork, format_token(place.message_index, place.byte_position, fork.id)) == place
     assert resolve(rig, fork, token(fork, 3, 11)) == Offset(3, 11)
-    with pytest.raises(InvalidOffset, match="lies after the point where"):
+    with pytest.raises(InvalidOffset, match="is after the fork point of"):
         resolve(rig, fork, token(source, 3, 11))
     with pytest.raises(StreamRecreated):
         resolve(rig, source, token(fork, 1, 3))
@@ -88,7 +88,7 @@ def test_nested_fork_accepts_the_offsets_shared_at_each_fork_point(rig: Rig) -> 
     assert resolve(rig, late, token(second, 4, 4)) == Offset(4, 4)
     assert resolve(rig, early, token(first, 2, 2)) == Offset(2, 2)
     for fork, other, place in ((late, first, (4, 4)), (early, first, (3, 3)), (early, second, (3, 3))):
-        with pytest.raises(InvalidOffset, match="lies after the point where"):
+        with pytest.raises(InvalidOffset, match="is after the fork point of"):
             resolve(rig, fork, token(other, *place))
 
 

@@ -142,7 +142,7 @@ class SimulatedServer:
         return self._ask(lambda done: self.subscriptions.put(id_, config, "http://server", done))
 
     def do(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._ask(lambda done: self.subscriptions.answer(lambda: work(*arguments), done))
+        return self._ask(lambda done: self.subscriptions.run(lambda: work(*arguments), done))
 
     def _ask(self, ask: Callable[[Callable[[Any], None]], None]) -> list[Any]:
         answers: list[Any] = []

@@ -187,7 +187,7 @@ class Feed:
             return ""
         reader = self._engine.reader
         try:
-            offset = reader.place(stream, text)
+            offset = reader.parse_offset(stream, text)
             if offset.message_index < stream.retained_index or offset.message_index > stream.durable_index:
                 return ""
             is_boundary = reader.boundary(stream, offset.message_index) == offset.byte_position

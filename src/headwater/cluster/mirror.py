@@ -209,9 +209,9 @@ class AllStreamsReader:
         """Errors that owners found in offsets, by incarnation and offset."""
         self._placed = ZERO
 
-    def place(self, stream: LiveStream, text: str) -> Offset:
+    def parse_offset(self, stream: LiveStream, text: str) -> Offset:
         if stream.id not in self._owners:
-            return self._reader.place(stream, text)
+            return self._reader.parse_offset(stream, text)
         problem = self.problems.get((stream.id, text))
         token = parse_token(text)
         if problem or token is None:

@@ -24,21 +24,21 @@ class RelayedUpload(BlobUpload):
         # This worker stores nothing of the blob, so the base class is not initialized.
         self._peer: Peer | None = peer
         self._is_chunked = b"content-length" not in request.headers
-        self._is_crowded = False
+        self._is_full = False
         self._is_cut = False
         self._answer: list[bytes] = []
         self._has_ended: bool | None = None
         """Whether the connection must be closed after the response; None until the response is complete."""
         self._channel: Channel | None = None
-        self.on_room = None
+        self.on_drained = None
         self._number = peer.open_tunnel(self)
         peer.send(begin, self._number, b"\0" + head_bytes(request, chunked=self._is_chunked))
 
     # -- as an upload ----------------------------------------------------------------------------------------------
 
     @property
-    def crowded(self) -> bool:
-        return self._is_crowded
+    def is_full(self) -> bool:
+        return self._is_full
 
     def write(self, data: bytes) -> None:
         self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
@@ -89,7 +89,7 @@ class RelayedUpload(BlobUpload):
         self.on_cut()
 
     def on_hold(self, *, is_held: bool) -> None:
-        self._is_crowded = is_held
+        self._is_full = is_held
         if not is_held:
             self._free()
 
@@ -101,9 +101,9 @@ class RelayedUpload(BlobUpload):
                 self._peer.send(frames.MORE, self._number, piece)
 
     def _free(self) -> None:
-        self._is_crowded = False
-        if self.on_room is not None:
-            self.on_room()
+        self._is_full = False
+        if self.on_drained is not None:
+            self.on_drained()
 
     def _pass_on(self) -> None:
         channel = self._channel

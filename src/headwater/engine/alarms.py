@@ -36,7 +36,8 @@ class Alarms(Generic[OwnerT]):
         self._timer_ms = 0
 
     def set(self, owner: OwnerT) -> None:
-        """Wait for the owner's deadline, unless there is none or an earlier one is waited for already."""
+        """Set the alarm to the owner's deadline, unless there is none or the alarm is already set to an earlier
+        time."""
         deadline_ms = owner.deadline_ms()
         if deadline_ms is None or (owner.alarm_ms is not None and owner.alarm_ms <= deadline_ms):
             return

@@ -1,8 +1,8 @@
-"""Buckets, and the ordered ids of the streams in each.
+"""Buckets, and the ordered index of the streams in each.
 
-A bucket is a document. Its index of stream ids is rebuilt from the catalog at startup and follows what becomes durable.
-A bucket that has streams cannot be deleted, so every stream of a bucket has its bucket. Whether a bucket is empty is
-decided by the pending state: a stream whose creation is queued keeps its bucket from being deleted.
+A bucket is a document. Its index of stream ids is rebuilt from the catalog at startup and contains durable streams.
+A bucket that has streams cannot be deleted, so the bucket of every stream exists. Whether a bucket is empty is
+decided by the pending state: a stream whose creation is queued prevents the deletion of its bucket.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BucketConfig(msgspec.Struct, frozen=True):
 
 
 class BucketState:
-    """One bucket: the ids of the streams that readers see, and the incarnations whose creation is not durable yet."""
+    """One bucket: the ids of its visible streams, and the incarnations whose creation is not durable yet."""
 
     __slots__ = ("created_ms", "creating", "id", "ids")
 
@@ -71,7 +71,7 @@ OnStreamPage: TypeAlias = Callable[[StreamPage | Refusal], None]
 
 
 class BucketsHost(DocumentWriter, Protocol):
-    """The engine, as buckets need it."""
+    """The part of the engine that buckets use."""
 
     catalog: Catalog[LiveStream]
     quota: Quota
@@ -90,16 +90,16 @@ class BucketsHost(DocumentWriter, Protocol):
 
 
 class BucketsElsewhere(Protocol):
-    """On a server with several workers: buckets of other workers, and streams that they have in buckets of this one."""
+    """With several workers: buckets of other workers, and their streams in buckets of this worker."""
 
     def owns(self, bucket_id: str) -> bool:
-        """Whether the bucket belongs to this worker. Others occur only for streams placed here."""
+        """Whether the bucket belongs to this worker. Others have only streams here that were placed on this worker."""
 
     def has_any(self, bucket_id: str) -> bool:
         """Whether another worker has streams of a bucket, or is creating one."""
 
     def seen(self, name: str) -> LiveStream | None:
-        """A stream that another worker has."""
+        """A visible stream of another worker."""
 
 
 class Buckets:
@@ -110,12 +110,12 @@ class Buckets:
         self._decided: dict[str, BucketState] = {}
         """Buckets by id, as they will be when all queued records are durable."""
         self._durable = SortedDict()
-        """Buckets that readers see, by id."""
+        """Durable buckets, by id."""
         self._creating: deque[BucketState] = deque()
         """Buckets whose creation is queued, in that order."""
 
     def start(self) -> None:
-        """Rebuild the indexes from the catalog. A bucket that has streams and no document is restored."""
+        """Rebuild the indexes from the catalog. A bucket that has streams but no document is restored."""
         for key, value in self._documents.items():
             bucket_id = bucket_of_document(key)
             if bucket_id is not None:
@@ -130,7 +130,7 @@ class Buckets:
         self._durable = SortedDict(self._decided)
 
     def _restore(self, bucket_id: str, streams: list[LiveStream]) -> BucketState:
-        """Create a bucket that is missing, so that its streams can be read and deleted."""
+        """Create a missing bucket, so that its streams can be read and deleted."""
         log.warning("bucket %r is missing but has %d streams; it is created again", bucket_id, len(streams))
         bucket = self._decided[bucket_id] = BucketState(bucket_id, min(stream.created_ms for stream in streams))
         value = msgspec.json.encode(BucketConfig(bucket.created_ms))
@@ -139,7 +139,7 @@ class Buckets:
             self._engine.put_document(document_key(bucket_id), value, None, None)
         except Refusal as refusal:
             self._creating.pop()
-            log.warning("bucket %r exists until the next start only: %s", bucket_id, refusal.detail)
+            log.warning("bucket %r is restored only until the next start: %s", bucket_id, refusal.detail)
         return bucket
 
     def create(self, bucket_id: str, done: OnBucket) -> None:
@@ -162,7 +162,7 @@ class Buckets:
             return
         creating = any(not self._is_deleted(incarnation) for incarnation in bucket.creating)
         elsewhere = self.elsewhere is not None and self.elsewhere.has_any(bucket_id)
-        if creating or elsewhere or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids):
+        if creating or elsewhere or any(self._is_kept(bucket_id, stream_id) for stream_id in bucket.ids):
             self._engine.after_all_pending(done, BucketNotEmpty(f"Bucket {bucket_id!r} still has streams."))
             return
         self._engine.check_writable()
@@ -204,21 +204,21 @@ class Buckets:
         self.look_up(bucket_id, found)
 
     def exists(self, bucket_id: str) -> bool:
-        """Whether the bucket exists for writers: its creation is decided, durable or not. A bucket of another worker
+        """Whether the bucket exists for writers, even if its creation is not durable yet. A bucket of another worker
         counts as existing, because its owner has checked it."""
         return bucket_id in self._decided or not self._owns(bucket_id)
 
     def create_stream(self, bucket_id: str, request: CreateRequest, done: OnCreated) -> None:
-        """Create a stream in a bucket that exists. The bucket is not created by this (extensions §1.2)."""
+        """Create a stream in an existing bucket; does not create the bucket (extensions §1.2)."""
         bucket = self._decided.get(bucket_id)
         self._engine.create(request, done)
         stream = self._engine.catalog.by_name.get(request.name)
         if bucket is not None and stream is not None and not stream.visible:
             bucket.creating.add(stream.id)
 
-    # -- what has become durable -----------------------------------------------------------------------------------
+    # -- durable records -------------------------------------------------------------------------------------------
 
-    def document_kept(self, record: Document) -> None:
+    def document_stored(self, record: Document) -> None:
         bucket_id = bucket_of_document(record.key)
         if bucket_id is None:
             return
@@ -246,7 +246,7 @@ class Buckets:
             if self._owns(bucket_id):
                 self._durable[bucket_id].ids.discard(stream_id)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _owns(self, bucket_id: str) -> bool:
         return self.elsewhere is None or self.elsewhere.owns(bucket_id)
@@ -255,8 +255,8 @@ class Buckets:
         found = self._engine.seen(name)
         return self.elsewhere.seen(name) if found is None and self.elsewhere is not None else found
 
-    def _stays(self, bucket_id: str, stream_id: str) -> bool:
-        """Whether a stream that readers see will still exist when all queued records are durable."""
+    def _is_kept(self, bucket_id: str, stream_id: str) -> bool:
+        """Whether a visible stream will still exist when all queued records are durable."""
         stream = self._engine.catalog.by_name.get(stream_name(bucket_id, stream_id))
         return stream is not None and not stream.deleted
 
@@ -287,7 +287,7 @@ def _created_ms(bucket_id: str, document: bytes) -> int:
     try:
         return msgspec.json.decode(document, type=BucketConfig).created_ms
     except msgspec.MsgspecError as error:
-        log.error("the document of bucket %r cannot be read, its creation time is lost: %s", bucket_id, error)
+        log.error("the document of bucket %r cannot be read; its creation time is lost: %s", bucket_id, error)
         return 0
 
 

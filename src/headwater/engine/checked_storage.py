@@ -1,7 +1,7 @@
-"""The one boundary where storage errors become refusals: the engine reads stored data only through it.
+"""Translate storage errors to refusals; the engine reads stored data only through this module.
 
 Data that fails its checksum is refused with `data_corrupt` by every operation. The store's own message names files
-and positions, so it goes to the log (once per stream) and not to the client.
+and positions, so it is logged (once per stream) and not sent to the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("headwater.engine")
 
 
 class CheckedStorage:
-    """The reading half of a storage mode, with its errors translated."""
+    """The read operations of a storage mode, with translated errors."""
 
     def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream]) -> None:
         self._storage = storage
@@ -73,4 +73,4 @@ class CheckedStorage:
             log.error("stored data of stream %r cannot be read: %s", name, error)
         if isinstance(error, CorruptError):
             return DataCorrupt(f"Stored data of stream {name!r} fails its checksum and is not served.")
-        return StorageUnavailable(f"Stored data of stream {name!r} cannot be read at the moment; try again later.")
+        return StorageUnavailable(f"Stored data of stream {name!r} cannot be read at the moment; retry later.")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """The time that all decisions use. It never goes back."""
+        """The time for all decisions. It never decreases."""
 
 
 class AdjustableClock(Clock, Protocol):

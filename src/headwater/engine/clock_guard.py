@@ -1,8 +1,8 @@
-"""Clock jumps: a clock that is suddenly far ahead must not delete data for good.
+"""Clock jumps: a clock that is suddenly far ahead must not cause permanent deletions.
 
 A clock that is wrong by 40 days and a real downtime of 40 days look the same. So after a large jump, streams that were
-last used before it and have expired by it answer 404 as usual, but their deletion is held back: until an operator
-confirms the new time, or until a grace time has passed. Retention by age is held back with them.
+last used before it and have expired since return 404 as usual, but they are deleted only after an operator has
+confirmed the new time, or after a grace time. Retention by age waits as well.
 
 The last known time is saved every few minutes as a document, and a hold with it, so that both survive a restart.
 """
@@ -30,7 +30,7 @@ SAVE_INTERVAL_MS: Final = 600_000
 
 @dataclass(frozen=True, slots=True)
 class JumpRule:
-    """The size of a jump, and how long deletions are held back after it. A jump size of 0 turns the guard off."""
+    """The size of a jump, and how long deletions are held back after it. A jump size of 0 disables the guard."""
 
     jump_ms: int = 0
     grace_ms: int = 0
@@ -77,7 +77,7 @@ class ClockGuard:
         last_ms = state.at_ms if state is not None else min(last_used_ms, now_ms)
         self.jump = state.jump if state is not None else None
         if self.jump is not None and now_ms < self.jump.to_ms:
-            log.warning("the clock was set back before its last jump, so nothing is held back any longer")
+            log.warning("the clock was set back to before its last jump, so deletions are no longer held back")
             self._finish()
         if last_ms and now_ms - last_ms >= self._rule.jump_ms:
             # The last run saved its time every few minutes, so it may have run longer than that.
@@ -87,7 +87,7 @@ class ClockGuard:
         self._update(now_ms)
 
     def tick(self) -> None:
-        """Follow the wall clock where it is ahead, and end a hold whose time has passed. Called once a second."""
+        """Move the clock forward if the wall clock is ahead, and end an expired hold. Called once a second."""
         now_ms = self._clock.now_ms()
         wall_ms = self._clock.wall_ms()
         self.drift_ms = wall_ms - now_ms
@@ -107,7 +107,7 @@ class ClockGuard:
             self._update(self._clock.now_ms())
 
     def holds(self, stream: LiveStream) -> bool:
-        """Whether an expired stream is kept: it was last used before the jump, and expired by it."""
+        """Whether an expired stream is kept, because it was last used before the jump."""
         if self.jump is None:
             return False
         since_ms = stream.last_used_ms if stream.ttl_secs is not None else stream.created_ms
@@ -118,9 +118,9 @@ class ClockGuard:
         return self.jump.from_ms if self.jump is not None and self.holds(stream) else now_ms
 
     def confirm(self) -> None:
-        """An operator confirms that the time is right: end the hold."""
+        """End the hold, because an operator confirms that the time is correct."""
         if self.jump is not None:
-            log.warning("the time is confirmed: expired streams that were held back are deleted now")
+            log.warning("the time is confirmed: the expired streams that were kept are deleted now")
             self._finish()
 
     def _begin(self, last_ms: int, from_ms: int, to_ms: int) -> None:
@@ -129,8 +129,8 @@ class ClockGuard:
         self.jump = Jump(from_ms, to_ms, to_ms + self._rule.grace_ms)
         self.jumps += 1
         log.warning(
-            "the clock jumped from %s to %s: streams that expired by it answer 404, and their data is kept until %s."
-            " If the time is right, `headwater store confirm-expiry` deletes it; if not, set the clock and restart.",
+            "the clock jumped from %s to %s: streams that expired with it return 404, and their data is kept until %s."
+            " If the time is correct, `headwater store confirm-expiry` deletes it; if not, set the clock and restart.",
             *_instants(last_ms, to_ms, self.jump.until_ms),
         )
         self._saved_ms = 0
@@ -146,7 +146,7 @@ class ClockGuard:
             self._finish()
         if now_ms - self._saved_ms >= self._save_interval_ms:
             document = msgspec.json.encode(ClockState(now_ms, self.jump))
-            # Where it cannot be written now, the next tick tries again.
+            # If it cannot be written now, the next tick tries again.
             if self._save_document(document):
                 self._saved_ms = now_ms
 

@@ -1,7 +1,7 @@
-"""Reads of data that is in an object store: the event loop never waits for it, but the reader does.
+"""Reads of data in an object store: the reader waits for it, the event loop does not.
 
-A read raises `ColdRead`, and what it needs is fetched in the background. Who can wait repeats the read when that is
-done (`then`); to anyone else it is a refusal like others: 503, try again.
+A read raises `ColdRead`, and the data is fetched in the background. A caller that can wait repeats the read when that
+is done (`then`); for other callers it is a refusal with status 503 and `Retry-After`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from headwater.core.errors import BeingFetched, Refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.storage.tiering.block_cache import NotLocalError
 
-LOOK_S: Final = 0.01
+POLL_S: Final = 0.01
 
 Deferring: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Within it, reads raise `ColdRead`; elsewhere they wait."""
+"""A context in which reads raise `ColdRead` instead of waiting."""
 
 
 class ColdRead(BeingFetched):
-    """Part of what is read is being fetched."""
+    """Data of a read is being fetched."""
 
     def __init__(self, name: str, error: NotLocalError) -> None:
-        super().__init__(f"Data of stream {name!r} is being fetched; try again.", (("Retry-After", "1"),))
+        super().__init__(f"Data of stream {name!r} is being fetched; retry.", (("Retry-After", "1"),))
         self._fetched = error.fetched
 
     def then(self, loop: asyncio.AbstractEventLoop, resume: Callable[[Refusal | None], None]) -> None:
-        """Call `resume` on the event loop when it is here, or with the refusal when it could not be fetched."""
+        """Call `resume` on the event loop when the data is fetched, with the refusal if that failed."""
         self._fetched.add_done_callback(lambda _: loop.call_soon_threadsafe(self._resume, resume))
 
     def when_fetched(self, scheduler: Scheduler, resume: Callable[[Refusal | None], None]) -> None:
-        """The same, for who has the engine's scheduler instead of the loop: it is looked for now and then."""
+        """The same for callers that have the engine's scheduler instead of the loop; it polls."""
         if self._fetched.done():
             self._resume(resume)
         else:
-            scheduler.later(LOOK_S, lambda: self.when_fetched(scheduler, resume))
+            scheduler.later(POLL_S, lambda: self.when_fetched(scheduler, resume))
 
     def _resume(self, resume: Callable[[Refusal | None], None]) -> None:
         failed = self._fetched.cancelled() or self._fetched.exception() is not None
@@ -45,7 +45,7 @@ class ColdRead(BeingFetched):
 
 
 class Pending(bytes):
-    """An empty piece of a body: the next one is being fetched."""
+    """An empty piece of a body, whose next piece is being fetched."""
 
     miss: ColdRead
 

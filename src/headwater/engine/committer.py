@@ -1,13 +1,13 @@
-"""The committer: makes decided records durable, then publishes them. There is no other path.
+"""The committer: makes records durable, then publishes them. There is no other path.
 
-Records submitted in one tick of the loop are one batch, committed at the end of the tick: no delay when idle, larger
+Records submitted in one iteration of the loop are one batch, committed at its end: no delay when idle, larger
 batches under load, up to a limit in bytes. Batches are written strictly one after the other.
 
 Where a batch is written is decided for each one (`commit_placement`): on the event loop if that takes a short time;
-else on the commit thread, and records submitted during the write form the next batch.
+otherwise on the commit thread, and records submitted during the write form the next batch.
 
 The entries of a batch belong to different requests, so each is completed separately: an exception in one callback is
-logged, and the other entries still get their answers.
+logged, and the other entries still get their responses.
 
 A failed write is fail-stop: how much of it reached the disk is unknown, so neither it nor anything after it is ever
 acknowledged, and a sync is never retried (a second fsync can report success for pages that the first one lost).
@@ -35,22 +35,22 @@ log = logging.getLogger("headwater.engine")
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES: Final = 64
 LENGTH_BYTES: Final = 5
-"""A message length takes at most this much in a record, below 4 GiB."""
+"""Maximum size of a message length in a record, for messages below 4 GiB."""
 _committed: Final = tuple.__new__
-"""Makes a `Committed` in a third of the time that its own constructor takes."""
+"""Creates a `Committed` in a third of the time of its constructor."""
 
 
 class CommitEntry(msgspec.Struct, frozen=True, gc=False):
-    """A queued record, or (without a record) an answer that must wait for what is queued before it.
+    """A queued record, or (without a record) a response that must wait for the entries before it.
 
-    A struct, because making one takes a third of the time of a named tuple.
+    A struct, because creating one takes a third of the time of a named tuple.
     """
 
     stream: LiveStream | None
     record: Record | None
     removed: tuple[int, ...]
     done: Callable[[Any], None] | None
-    """Called once: with `result` when all that it depends on is durable, or with the refusal if that failed."""
+    """Called once: with `result` when everything that it depends on is durable, or with the refusal if that failed."""
     result: object
 
 
@@ -71,11 +71,11 @@ class Committer:
         self._scheduler = scheduler
         self._metrics = metrics
         self._on_applied = on_applied
-        """Called for every durable record except appends, before any answer that depends on it is given."""
+        """Called for every durable record except appends, before any response that depends on it."""
         self._publish = publish
         self._placement = CommitPlacement(mode, timer)
         self.submit: Callable[[CommitEntry, int], None] = self._enqueue if storage.waits_for_disk else self._commit_now
-        """Commit an entry whose record has this size: at the end of this iteration of the event loop, or at once where
+        """Commit an entry whose record has this size: at the end of this iteration of the event loop, or at once if
         there is no disk to wait for."""
         self._max_batch_bytes = max_batch_bytes
         self._timer = timer
@@ -84,9 +84,9 @@ class Committer:
         self._flush_is_due = False
         self._writing: list[CommitEntry] | None = None
         self.failure: str | None = None
-        self.gathers_checked = not storage.waits_for_disk
-        """Whether a batch is being gathered in this tick whose first record is an append: before that was accepted,
-        storage was found to take writes (see `write_gate`). Memory always takes them."""
+        self.batch_is_checked = not storage.waits_for_disk
+        """Whether this iteration of the loop has a batch whose first record is an append: before that was accepted,
+        storage was found to accept writes (see `write_gate`). Memory always accepts them."""
         self.publishes_all = False
         """Whether appends to streams without followers are published too."""
 
@@ -99,7 +99,7 @@ class Committer:
         self._queued_bytes += size_bytes
         if not self._flush_is_due and self._writing is None:
             self._flush_is_due = True
-            self.gathers_checked = type(entry.record) is Append
+            self.batch_is_checked = type(entry.record) is Append
             self._scheduler.soon(self._flush)
 
     def _commit_now(self, entry: CommitEntry, size_bytes: int) -> None:
@@ -112,7 +112,7 @@ class Committer:
             if not is_append:
                 guarded(self._on_applied, entry, record)
         try:
-            # An exception of this callback belongs to the request that is calling, which reports it.
+            # An exception of this callback is raised to the request that is calling, which reports it.
             if entry.done is not None:
                 entry.done(entry.result)
         finally:
@@ -128,7 +128,7 @@ class Committer:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        self.gathers_checked = False
+        self.batch_is_checked = False
         if not self._queue or self._writing is not None:
             return
         batch, size_bytes = self._next_batch()
@@ -190,7 +190,7 @@ class Committer:
                 return
             self._measure(seconds, len(committed), size_bytes)
             self._complete(batch, committed)
-            # What completing has queued may have a flush already: with a second one, an iteration could sync twice.
+            # Entries that were queued during completion may have a flush already: a second one could sync twice.
             if self._queue and not self._flush_is_due:
                 self._flush()
 
@@ -217,7 +217,7 @@ class Committer:
         for entry in batch:
             done = entry.done
             if done is not None:
-                # As `guarded` does, without its call: every append passes here.
+                # `guarded` inlined: every append passes here.
                 try:
                     done(entry.result)
                 except Exception:

@@ -1,14 +1,14 @@
-"""The control socket of a running server: requests of local commands, over a Unix socket in the data directory.
+"""The control socket of a running server: commands of the CLI, over a Unix socket in the data directory.
 
-A request is one JSON object on a line, and so is its answer:
+A request is one JSON object on a line, and so is its response:
 
     {"ask": "stats"}           describe the content of the store
-    {"ask": "hold"}            keep every file of the store until this connection ends, for a backup
+    {"ask": "hold"}            keep all files of the store until this connection ends, for a backup
     {"ask": "rotate"}          create the next key that signs webhooks
     {"ask": "confirm-expiry"}  delete the expired streams that are kept after a clock jump
     {"ask": "pause"}           close the store until this connection ends (`pause`)
 
-A hold only defers the deletion of files. The copy is made by another process, and the hold ends when that disconnects.
+A hold only defers the deletion of files. Another process makes the copy, and the hold ends when it disconnects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headwater.engine")
 
-COUNTED_AT_ONCE: Final = 5000
+STREAMS_PER_SLICE: Final = 5000
 """Streams that are counted in one iteration of the event loop: about a millisecond."""
 
 
@@ -148,7 +148,7 @@ class ControlServer:
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
         except (ConnectionError, ValueError):
-            # The client disconnected, or sent a line that does not end.
+            # The client disconnected, or sent a line that is too long.
             pass
         finally:
             for _ in range(holds):
@@ -167,7 +167,7 @@ class ControlServer:
             if not durable.done():
                 durable.set_result(result)
 
-        self._subscriptions.answer(self._subscriptions.rotate_key, done)
+        self._subscriptions.run(self._subscriptions.rotate_key, done)
         result = await durable
         if isinstance(result, Refusal):
             return ErrorAnswer(result.detail)
@@ -218,8 +218,8 @@ async def _contents(engine: Engine) -> StreamStats:
     streams = tuple(engine.catalog)
     payload_bytes = forks = deleted = 0
     snapshots: dict[int, int] = {}
-    for start in range(0, len(streams), COUNTED_AT_ONCE):
-        for stream in streams[start : start + COUNTED_AT_ONCE]:
+    for start in range(0, len(streams), STREAMS_PER_SLICE):
+        for stream in streams[start : start + STREAMS_PER_SLICE]:
             payload_bytes += _stored_bytes(stream)
             forks += stream.fork is not None
             deleted += stream.deleted

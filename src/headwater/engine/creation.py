@@ -1,4 +1,4 @@
-"""The record of a new stream: an ordinary one, or a fork of a stream that exists."""
+"""The record of a new stream, which may be a fork of an existing one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_stream(request: CreateRequest, rule: RetentionRule, now_ms: int) -> Crea
 
 def new_fork(
     request: CreateRequest,
-    asked: ForkRequest,
+    requested: ForkRequest,
     source: LiveStream | None,
     reader: StreamReader,
     rule: RetentionRule,
@@ -30,16 +30,16 @@ def new_fork(
 ) -> Create:
     """The record of a fork of `source`, which is the pending state of the stream that the request names."""
     if source is None or not (source.visible or source.deleted):
-        raise not_found(asked.source_name)
+        raise not_found(requested.source_name)
     if source.deleted:
         raise Conflict(f"The source {source.name!r} was deleted; it can no longer be forked.")
     if max_depth and reader.generation(source) >= max_depth:
         raise Conflict(
-            f"The source {source.name!r} is a fork of the {max_depth}th generation, and {max_depth} is the limit"
+            f"The source {source.name!r} is already {max_depth} forks deep, which is the limit"
             " (limits.max_fork_depth); fork one of its sources instead."
         )
     # The fork point must be in durable data: a fork must never refer to bytes that a crash can lose.
-    point = reader.fork_point(source, asked)
+    point = reader.fork_point(source, requested)
     tracks_age = rule.of(request.retention or source.retention).tracks_age
     return decide_fork(request, source, point, _new_id(), now_ms, tracks_age=tracks_age)
 

@@ -1,7 +1,7 @@
 """File descriptors of the process: raise the limit at startup, and divide it between connections and files.
 
-Connections must not use up the descriptors that storage needs: without one, data in the log cannot be moved to packs.
-So the limit (`ulimit -n`) bounds the number of connections where `server.max_connections` is higher.
+Connections must not use up the descriptors that storage needs: without them, no checkpoint can be made.
+So the limit (`ulimit -n`) also limits the number of connections, if `server.max_connections` is higher.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("headwater.engine")
 
 SOFT_MAX: Final = 1_048_576
-"""The limit is not raised beyond this; where the hard limit is unlimited, the kernel accepts no more."""
+"""The limit is not raised beyond this; the kernel accepts no more even if the hard limit is unlimited."""
 PACK_SHARE: Final = 8
-"""At most one descriptor in eight is an open pack, which then takes two."""
+"""At most an eighth of the limit is the number of open packs; each uses two descriptors."""
 
 _PER_PACK: Final = 2
 _PER_DATABASE: Final = 3
 _OTHERS: Final = 48
-"""Sockets that listen, the log, locks, the event loop, threads, standard streams, keys and certificates."""
+"""Listening sockets, the journal, locks, the event loop, threads, standard streams, keys and certificates."""
 
 
 def raise_limit() -> int:
@@ -47,23 +47,23 @@ def raise_limit() -> int:
 
 
 def packs_max(limit: int) -> int:
-    """How many packs may be open for reading at once."""
+    """The maximum number of packs that are open for reading."""
     return max(4, min(OPEN_MAX, limit // PACK_SHARE))
 
 
 def connections_max(settings: Settings, limit: int) -> int:
-    """How many connections to hold at once: what is configured, or what the limit on open files leaves for them."""
-    wanted = settings.server.max_connections
+    """The maximum number of connections: the configured one, or fewer if the limit on open files requires it."""
+    configured = settings.server.max_connections
     most = max(1, limit - _needed_elsewhere(settings, limit))
-    if most < wanted:
+    if most < configured:
         log.warning(
-            "server.max_connections is %d, but the limit on open files (%d) leaves room for %d connections;"
+            "server.max_connections is %d, but the limit on open files (%d) allows only %d connections;"
             " raise it (ulimit -n) for more",
-            wanted,
+            configured,
             limit,
             most,
         )
-    return min(wanted, most)
+    return min(configured, most)
 
 
 def _needed_elsewhere(settings: Settings, limit: int) -> int:

@@ -1,7 +1,7 @@
-"""Which stream readers see under a name, while deletions are decided and not durable yet.
+"""The stream that readers see under a name while a deletion is not durable yet.
 
-The catalog has the pending state: a deleted stream is gone from it at once. Readers see the durable state, so until the
-deletion is durable its stream is kept here.
+The catalog has the pending state: a deletion takes effect there at once. Readers see the durable state, so until the
+deletion is durable the stream is kept here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ class DurableView:
         self._deleting: dict[str, LiveStream] = {}
         """Streams that readers see until their deletion is durable."""
         self._removing: dict[int, LiveStream] = {}
-        """Incarnations that such a deletion removes: until then they can be read, also through their forks."""
+        """Incarnations that such a deletion removes; until then they can be read, directly or through their forks."""
         self._soft_deleted: dict[str, LiveStream] = {}
-        """Deleted sources that are removed with their last fork: 410 for readers until that is durable."""
+        """Deleted sources that are removed with their last fork. Readers get 410 until that is durable."""
         self.by_id: Mapping[int, LiveStream] = ChainMap(catalog.by_id, self._removing)
         """Every incarnation that can be read."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no deletion is pending."""
         return not (self._deleting or self._removing or self._soft_deleted)
 
     def find(self, name: str) -> LiveStream | None:
-        """The stream that readers see under a name, whatever its state."""
+        """The stream that readers see under a name, in any state."""
         stream = self._by_name.get(name)
         if stream is not None and stream.visible:
             return stream
         return self._deleting.get(name) or self._soft_deleted.get(name)
 
     def deleting(self, name: str) -> LiveStream | None:
-        """The stream of this name whose deletion is decided and not durable yet."""
+        """The stream of this name whose deletion is not durable yet."""
         return self._deleting.get(name)
 
     def is_soft_deleted(self, stream: LiveStream) -> bool:
@@ -54,7 +54,7 @@ class DurableView:
             self._deleting[stream.name] = stream
 
     def on_creation_durable(self, stream: LiveStream, *, is_deleted: bool) -> None:
-        """A stream that was deleted before its creation became durable is seen until the deletion is durable."""
+        """Keep a stream visible that was deleted before its creation became durable, until the deletion is durable."""
         if is_deleted:
             self._deleting[stream.name] = stream
 

@@ -1,7 +1,7 @@
-"""The engine: the one place where the rules meet storage.
+"""The engine: connects the rules with storage.
 
 Every operation is one synchronous step on the event loop: find the stream, let the rules decide against its pending
-state, apply the record, queue it. The answer comes by callback when the record is durable; an answer that depends
+state, apply the record, queue it. A callback gets the response when the record is durable; a response that depends
 on the pending record of another request (a duplicate, a conflict) waits for that record too. Reads see durable state
 only.
 """
@@ -74,8 +74,8 @@ T = TypeVar("T")
 
 MAINTAIN_INTERVAL_S = 1.0
 TOUCH_SHARE = 16
-"""A sliding window is saved once per this share of its length: reads must not cause a write each, and
-must still extend the window."""
+"""A sliding TTL window is saved at most this often per window: reads must not cause a write each, and must still extend
+the window."""
 
 
 class Engine:
@@ -123,7 +123,7 @@ class Engine:
             clock, jumps if jumps is not None else JumpRule(), self._save_clock, self._sweeper.release
         )
         self.deferring = deferring
-        """Set where data can be in an object store: how to read without waiting for it."""
+        """Set if data can be in an object store: the context for reads that must not wait for it."""
         self._background: Background = background if background is not None else AtOnce()
         self.snapshots = Snapshots(
             self,
@@ -151,7 +151,7 @@ class Engine:
         self.index = StreamIndex(self, self.publisher, scheduler)
         self.follows = Follows(self, scheduler, limits.max_followed_streams)
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- startup and shutdown --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Rebuild the catalog from storage, then start the sweeper and storage maintenance."""
@@ -172,7 +172,8 @@ class Engine:
             stream.durable_snapshot = stream.snapshot
             self.quota.add(stream.name, stream.byte_position - stream.base_position, metadata_of(stream), 1)
             if stream.ttl_secs is not None:
-                # Uses since the last saved touch are lost: extend the window by as much as they may have extended it.
+                # Uses since the last saved touch are lost: extend the window by the most that they can have extended
+                # it.
                 slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
                 latest_ms = self.clock_guard.latest_use_ms(stream, now_ms)
                 stream.used_ms = max(stream.accessed_ms, min(latest_ms, stream.accessed_ms + slack_ms))
@@ -202,7 +203,7 @@ class Engine:
 
     @property
     def failure(self) -> str | None:
-        """Why writes are refused, if they are."""
+        """Why writes are refused, or None."""
         return self._gate.failure
 
     @property
@@ -359,11 +360,11 @@ class Engine:
         return stream
 
     def seen(self, name: str) -> LiveStream | None:
-        """The stream that readers see under a name, whatever its state."""
+        """The stream that readers see under a name, in any state."""
         return self._view.find(name)
 
     def watch_changes(self, on_changed: Callable[[LiveStream], None]) -> None:
-        """Call `on_changed` from now on for every record that changes what readers see of a stream."""
+        """Call `on_changed` for every later record that changes what readers see of a stream."""
         earlier = self.publisher.on_changed
 
         def both(stream: LiveStream) -> None:
@@ -379,7 +380,7 @@ class Engine:
         return iter(self.catalog.by_name)
 
     def touch(self, stream: LiveStream) -> None:
-        """Restart a sliding window because the stream was used. It is saved now and then, not on every read.
+        """Restart a sliding window because the stream was used. It is not saved on every read.
 
         Readers see a stream until its deletion is durable, so until then its window is extended, but not saved.
         """
@@ -397,9 +398,9 @@ class Engine:
             self._submit(stream, record, (), None, None)
 
     def follow(self, stream: LiveStream, follower: StreamFollower, *, reading: bool = True) -> None:
-        """Wake the follower whenever something is published. It must look at the tail again after this call.
+        """Wake the follower when something is published. It must check the tail again after this call.
 
-        A follower that is `reading` uses the stream until it leaves, so the sliding window does not end.
+        A follower that is `reading` uses the stream until `unfollow`, so the sliding window does not end.
         """
         if stream.followers is None:
             stream.followers = {}
@@ -432,7 +433,7 @@ class Engine:
         self._committer.submit(CommitEntry(None, record, (), done, result), size)
 
     def after_all_pending(self, done: Callable[..., None], result: object) -> None:
-        """Answer once everything that was decided so far is durable: for answers that depend on documents."""
+        """Call `done` when everything that is queued so far is durable: for responses that depend on documents."""
         if self._committer.idle:
             done(result)
         else:
@@ -447,21 +448,21 @@ class Engine:
         convert: Callable[[Offset, Offset], T],
         done: Callable[[list[T] | Refusal], None],
     ) -> None:
-        """Cut a range into about `count` runs of equal size and convert each, a slice of the work at a time."""
+        """Split a range into about `count` runs of equal size and convert each, in slices."""
         split_range(self.reader, self._scheduler, stream, start, end, count, convert, done)
 
     def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None:
-        """Move the earliest retained offset of a stream. What the record says must have been checked."""
+        """Move the earliest retained offset of a stream. The caller has checked the record."""
         assert record.message_index >= stream.retained_index, "the earliest retained offset never moves back"
         self.catalog.apply(record)
         self._submit(stream, record, (), done, result)
 
     def expire_due(self) -> None:
-        """Delete expired streams now, for answers that count streams."""
+        """Delete expired streams now, for responses that count streams."""
         self._sweeper.sweep()
 
     def confirm_expiry(self, done: Callable[..., None]) -> None:
-        """Delete the expired streams that are kept after a clock jump. `done` gets their number."""
+        """Delete the expired streams that are kept after a clock jump, and call `done` with their number."""
         held = self._sweeper.held
         self.clock_guard.confirm()
         self.after_all_pending(done, held)
@@ -472,7 +473,7 @@ class Engine:
         return self._sweeper.held
 
     def claim_bytes(self, size: int) -> None:
-        """Count bytes that are stored beside streams (snapshots) against the limit for all."""
+        """Count bytes that are stored beside streams (snapshots) against the total limit."""
         self.quota.check(size)
         self.quota.content_bytes += size
 
@@ -483,14 +484,14 @@ class Engine:
         """Refuse a write that storage cannot accept."""
         self._gate.check()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _existing(self, name: str, now_ms: int) -> LiveStream | None:
         """The stream under a name in its pending state, if it has not ended."""
         stream = self.catalog.by_name.get(name)
         if stream is not None and not stream.deleted and stream.expired(now_ms):
             self._expire(stream)
-            # If nothing can be written any more it still exists, but it has expired nevertheless.
+            # If storage failed, the stream cannot be deleted, but it counts as expired.
             stream = self.catalog.by_name.get(name)
             return stream if stream is not None and stream.deleted else None
         return stream
@@ -522,14 +523,14 @@ class Engine:
         self._committer.submit(CommitEntry(stream, record, removed, done, result), record_bytes(record))
 
     def _after_pending(self, stream: LiveStream, done: Callable[..., None], result: object) -> None:
-        """Answer now, or once what the answer depends on is durable."""
+        """Call `done` now, or when the pending records of the stream are durable."""
         if stream.in_flight:
             self._committer.submit(CommitEntry(stream, None, (), done, result), 0)
         else:
             done(result)
 
     def _after_deletion(self, name: str, done: Callable[..., None], refusal: Refusal) -> None:
-        """Refuse now, or once the deletion that causes the refusal is durable. An expiry needs no record."""
+        """Refuse now, or when the deletion that causes the refusal is durable. An expiry needs no record."""
         ending = self._view.deleting(name)
         if ending is None or (ending.mortal and ending.expired(self._clock.now_ms())):
             raise refusal
@@ -584,10 +585,10 @@ class Engine:
             guarded(self._storage.maintain, self._image_of)
 
     def _on_applied(self, entry: CommitEntry, record: Record) -> None:
-        """Update what is derived from records, before any answer that depends on this record is given."""
+        """Update derived state, before any response that depends on this record."""
         stream = entry.stream
         if type(record) is Document:
-            self.buckets.document_kept(record)
+            self.buckets.document_stored(record)
         elif stream is None:
             return
         elif type(record) is Create:

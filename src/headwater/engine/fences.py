@@ -1,7 +1,7 @@
-"""Fenced streams: which claim may append to them, which producer ids are bound, and which generations are sealed.
+"""Fenced streams: check that a write belongs to the current claim, bind producer ids, and seal generations.
 
 The state of a fence is a document beside its stream. It is queued before the record that it belongs to, so that a crash
-between the two never opens a fence. The check runs in the same step as the append, against the current state of the
+between the two never removes a fence. The check runs in the same step as the append, against the current state of the
 subscription (proposal for the protocol, see `core.fencing`).
 """
 
@@ -34,19 +34,19 @@ FENCE_PREFIX: Final = "fence/"
 
 
 class ClaimState(NamedTuple):
-    """The claim that a subscription has now."""
+    """The current claim of a subscription."""
 
     authority: str
     generation: int
     wake_id: str
     holder: str
     is_live: bool
-    """A worker holds it, or a webhook is being called, and the lease has not expired."""
+    """Whether a worker holds it or a webhook is being called, and the lease has not expired."""
     streams: Collection[str]
 
 
 class ClaimSource(Protocol):
-    """The subscriptions, as fences need them."""
+    """The part of subscriptions that fences use."""
 
     def read_write_token(self, text: str) -> WriteClaim:
         """The claim of a token. Raises `TokenInvalid`."""
@@ -65,7 +65,7 @@ class ClaimFences(Protocol):
 
 
 class FenceHost(DocumentWriter, Protocol):
-    """The engine, as fences need it."""
+    """The part of the engine that fences use."""
 
     catalog: Catalog[LiveStream]
 
@@ -74,7 +74,7 @@ class Fences:
     def __init__(self, engine: FenceHost) -> None:
         self._engine = engine
         self.streams: dict[int, FenceState] = {}
-        """By incarnation, the fenced streams. Empty on a server that does not use them."""
+        """The fenced streams, by incarnation. Empty on a server that does not use them."""
         self.claims: ClaimSource | None = None
         """Without it, no stream can be fenced."""
 
@@ -90,7 +90,7 @@ class Fences:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def check_same(self, stream: LiveStream, request: CreateRequest) -> None:
-        """A PUT of an existing stream must agree on the fence (WF-01)."""
+        """Refuse a PUT of an existing stream with a different `Write-Fence` (WF-01)."""
         if request.fenced != (stream.id in self.streams):
             raise ConfigMismatch(f"The stream exists {'without' if request.fenced else 'with'} Write-Fence: true.")
 
@@ -110,7 +110,7 @@ class Fences:
     def check(
         self, stream: LiveStream, producer: ProducerHeaders | None, credentials: WriteCredentials | None
     ) -> WriteClaim | None:
-        """The claim of a fenced write, if it may write now; None for an open write. Raises the refusal of others."""
+        """Check a write: returns its claim, or None for a write without a token; raises if it may not write."""
         fence = self.streams.get(stream.id)
         if fence is None:
             return None
@@ -125,7 +125,7 @@ class Fences:
         assert self.claims is not None, "there are no fenced streams without subscriptions"
         claim = self.claims.read_write_token(credentials.text)
         now = self.claims.claim_state(claim.subscription)
-        # The seal of a link that was removed stays: its claim gets 409 and not 403.
+        # The seal of a removed link is kept: its claim gets 409, not 403.
         is_sealed = fence.seals.get(claim.authority, -1) >= claim.generation
         if now is not None and now.authority == claim.authority and stream.name not in now.streams and not is_sealed:
             raise TokenOutOfScope("The write token is not for this stream.")
@@ -151,7 +151,7 @@ class Fences:
             raise fenced("epoch", detail, producer, generation, holder)
 
     def accept(self, stream: LiveStream, record: Append) -> None:
-        """Remember a fenced write that is about to be stored: its producer is bound from now on."""
+        """Record a fenced write that is about to be stored, and bind its producer."""
         fence = self.streams[stream.id]
         if record.producer_id is not None and record.producer_id not in fence.bound:
             if len(fence.bound) >= BOUND_MAX:
@@ -168,7 +168,7 @@ class Fences:
         return any(stream.name in names for stream in self._existing())
 
     def seal(self, names: Collection[str], authority: str, generation: int) -> None:
-        """End a generation on all its streams, before its claim ends. Doing so twice changes nothing (WF-22)."""
+        """Seal a generation on all its streams, before its claim ends. Idempotent (WF-22)."""
         for stream in self._existing():
             fence = self.streams[stream.id]
             if stream.name not in names or fence.seals.get(authority, -1) >= generation:

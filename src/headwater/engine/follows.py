@@ -1,8 +1,8 @@
-"""Following many streams at once: a cursor on each, and a queue of those that have more data.
+"""Follow many streams at once: a cursor on each, and a queue of those that have more data.
 
-This is the whole interface between the engine and a response over many streams: `start`, `next_event` and `close`.
-Invariant: every stream that has more is in the queue, once, and streams take turns. So a busy stream cannot starve the
-others, and a slow client costs only its cursors.
+A response over many streams uses only `start`, `next_event` and `close`. Invariant: every stream that has more data is
+in the queue, once, and streams take turns. So a busy stream cannot starve the others, and a slow client costs only its
+cursors.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from headwater.engine.stream_index import IndexPage, StreamIndex
 log = logging.getLogger("headwater.engine")
 
 STEP_BYTES: Final = 64 * 1024
-"""Payload of one stream in one turn."""
+"""Maximum payload of one stream in one turn."""
 STEP_MESSAGES: Final = 1_000
-"""Messages of one stream in one turn, where each of them is encoded."""
+"""Maximum messages of one stream in one turn, if each of them is encoded."""
 _PAGE: Final = 50
 """Streams of a prefix that are added in one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """Which streams to follow: by name with an offset each, and all that have a prefix."""
+    """The streams to follow: by name with an offset each, and all that have a prefix."""
 
     offsets: Mapping[str, str]
     prefix: str | None = None
     start: str = BEGINNING
-    """Where to start in streams of the prefix that `offsets` does not have; new streams start at their beginning."""
+    """Where to start in streams of the prefix that are not in `offsets`; new streams start at their beginning."""
 
     def wants(self, name: str) -> bool:
         return name in self.offsets or (self.prefix is not None and name.startswith(self.prefix))
@@ -49,7 +49,7 @@ class FollowRequest:
 
 @dataclass(frozen=True, slots=True)
 class FollowedChunk:
-    """Messages of one of the streams; none of them if it only says that the stream is closed."""
+    """Messages of one of the streams; empty if it only reports that the stream is closed."""
 
     name: str
     chunk: ReadChunk
@@ -57,7 +57,7 @@ class FollowedChunk:
 
 @dataclass(frozen=True, slots=True)
 class FollowProblem:
-    """A stream that cannot be followed, or no longer. If it is created later, it is followed again."""
+    """A stream that cannot be followed (any more). If it is created later, it is followed again."""
 
     name: str
     refusal: Refusal
@@ -65,7 +65,7 @@ class FollowProblem:
 
 @dataclass(frozen=True, slots=True)
 class FollowBeginning:
-    """Where a stream begins that is followed from `now` on: a later connection continues there."""
+    """The start offset of a stream that is followed from `now`: a later connection continues there."""
 
     name: str
     stream: LiveStream
@@ -73,7 +73,7 @@ class FollowBeginning:
 
 
 class FollowHost(Protocol):
-    """The engine, as followers of many streams need it."""
+    """The part of the engine that followers of many streams use."""
 
     reader: StreamReader
     publisher: StreamPublisher
@@ -99,11 +99,11 @@ class Follows:
         self.cursors = 0
         """Streams that are followed, counted once for each follower."""
         self.elsewhere = 0
-        """The same in other workers of the server."""
+        """The same number in other workers of the server."""
         self._open: dict[ManyFollower, None] = {}
         self._created_names: deque[str] = deque()
         """New streams that have not been announced to followers yet."""
-        self._is_telling = False
+        self._is_announcing = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -115,8 +115,8 @@ class Follows:
         on_ready: Callable[[], None],
         is_here: Callable[[str], bool] | None = None,
     ) -> ManyFollower:
-        """Follow streams; `on_ready` is called when `next_event` has something again. `allows` filters the prefix. Of
-        the streams that exist at the start, those that another worker has are left to it (`is_here`)."""
+        """Follow streams; `on_ready` is called when `next_event` has an event again. `allows` filters the prefix. Of
+        the streams that exist at the start, those of other workers are skipped (`is_here`)."""
         return ManyFollower(self, wanted, allows, on_ready, is_here)
 
     def add(self, follower: ManyFollower) -> None:
@@ -130,21 +130,21 @@ class Follows:
     def _created(self, stream: LiveStream) -> None:
         if self._open:
             self._created_names.append(stream.name)
-            self._tell()
+            self._announce()
 
-    def _tell(self) -> None:
-        if self._created_names and not self._is_telling:
-            self._is_telling = True
-            self.slices.add(self._tell_all(), self._told)
+    def _announce(self) -> None:
+        if self._created_names and not self._is_announcing:
+            self._is_announcing = True
+            self.slices.add(self._announce_all(), self._announced)
 
-    def _told(self, error: Exception | None) -> None:
-        self._is_telling = False
+    def _announced(self, error: Exception | None) -> None:
+        self._is_announcing = False
         if error is not None:
             log.error("a new stream could not be announced to a follower", exc_info=error)
-        self._tell()
+        self._announce()
 
-    def _tell_all(self) -> Iterator[None]:
-        """Tell every follower of every new stream: both may be many, and each follower reads and sends at once."""
+    def _announce_all(self) -> Iterator[None]:
+        """Announce every new stream to every follower: there may be many of both, and each follower sends at once."""
         while self._created_names:
             name = self._created_names.popleft()
             for follower in tuple(self._open):
@@ -195,14 +195,14 @@ class ManyFollower:
         self._notices: deque[FollowProblem | FollowBeginning] = deque()
         self._open = False
         self.failure: Refusal | None = None
-        """Set: the follower cannot continue, because it follows too many streams."""
+        """Why the follower cannot continue: it follows too many streams."""
         self.is_complete = False
         """Whether all streams that existed at the start have been added."""
 
     def start(self) -> None:
         self._open = True
         self._follows.add(self)
-        self._follows.slices.add(self._add_named(), self._named_are_added)
+        self._follows.slices.add(self._add_named(), self._on_named_added)
 
     def close(self) -> None:
         if not self._open:
@@ -212,11 +212,11 @@ class ManyFollower:
         self._follows.cursors -= len(self._cursors)
         self._ready.clear()
         cursors, self._cursors = list(self._cursors.values()), {}
-        # Also in slices: there may be many, and leaving a stream can save its last use.
-        self._follows.slices.add(self._leave_all(cursors), _ignore)
+        # In slices, because there may be many, and `unfollow` may save the last use of a stream.
+        self._follows.slices.add(self._unfollow_all(cursors), _ignore)
 
     def next_event(self) -> FollowedChunk | FollowProblem | FollowBeginning | None:
-        """What to send next; None if there is nothing now, and then `on_ready` will be called."""
+        """The next event to send; None if there is none now, in which case `on_ready` will be called."""
         if self._notices:
             return self._notices.popleft()
         while self._ready:
@@ -237,7 +237,7 @@ class ManyFollower:
         return None
 
     def _fetched(self, cursor: _Cursor, refusal: Refusal | None) -> None:
-        """What a stream has next was fetched from the object store, or could not be."""
+        """Continue with a stream after its data was fetched from the object store, or could not be fetched."""
         if self._cursors.get(cursor.name) is not cursor:
             return
         if refusal is None:
@@ -255,7 +255,7 @@ class ManyFollower:
             end = reader.first_messages(stream, chunk.start, chunk.end, STEP_MESSAGES)
             chunk = reader.run(stream, chunk.start, end, STEP_BYTES)
         if reader.is_tiered:
-            # Where it is sent, nothing can wait for it any more.
+            # Load it now: the code that sends it cannot wait.
             reader.fetch(chunk)
             reader.lengths(chunk)
         self._engine.touch(stream)
@@ -266,15 +266,15 @@ class ManyFollower:
             self._ready[cursor] = None
         return FollowedChunk(cursor.name, chunk)
 
-    # -- streams that come and go ------------------------------------------------------------------------------------
+    # -- added and removed streams -----------------------------------------------------------------------------------
 
     def mark(self, cursor: _Cursor) -> None:
-        """A stream may have more."""
+        """Queue a stream that may have more data."""
         self._ready[cursor] = None
         self._on_ready()
 
     def drop(self, cursor: _Cursor, refusal: Refusal) -> None:
-        """A stream was deleted, or cannot be read any further."""
+        """Stop following a stream that was deleted, or cannot be read any further."""
         self._remove(cursor)
         self._notices.append(FollowProblem(cursor.name, refusal))
         self._on_ready()
@@ -285,7 +285,7 @@ class ManyFollower:
         try:
             self._engine.look_up(name)
         except Refusal:
-            # It was deleted meanwhile.
+            # It was deleted in the meantime.
             return
         self._add(name, BEGINNING)
 
@@ -328,7 +328,7 @@ class ManyFollower:
                 self._add(name, offset)
             yield
 
-    def _named_are_added(self, error: Exception | None) -> None:
+    def _on_named_added(self, error: Exception | None) -> None:
         assert error is None, "refusals are problems of their streams"
         if self._wanted.prefix is None:
             self._complete()
@@ -362,11 +362,11 @@ class ManyFollower:
         if self._open:
             self._on_ready()
 
-    def _leave_all(self, cursors: list[_Cursor]) -> Iterator[None]:
+    def _unfollow_all(self, cursors: list[_Cursor]) -> Iterator[None]:
         for cursor in cursors:
             self._engine.unfollow(cursor.stream, cursor)
             yield
 
 
 def _ignore(error: Exception | None) -> None:
-    """Ignore errors: leaving a stream has no request to report them to."""
+    """Ignore errors of `unfollow`: there is no request to report them to."""

@@ -1,9 +1,9 @@
 """Writer leases: end a stream whose writer stopped renewing its lease.
 
 A lease is a document beside its stream, so it survives a restart; renewals are only in memory, and after a restart
-every lease lasts for its full time again. When it expires, the server appends the message that the writer left, and
-closes the stream or fences the writer's producer. Invariant: that happens once. A stream that was closed or deleted
-has no lease, and an expiry that is repeated after a crash is a repeat of the same producer.
+every lease lasts for its full time again. When it expires, the server appends the message that the writer provided, and
+closes the stream or fences the writer's producer. Invariant: that happens once. A closed or deleted stream has no
+lease, and an expiry that is repeated after a crash is a duplicate append of the same producer.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ log = logging.getLogger("headwater.engine")
 
 LEASE_PREFIX: Final = "lease/"
 RETRY_MS: Final = 5_000
-"""Delay before the end of a stream is written again after storage refused it."""
+"""Delay before the end of a stream is retried after storage refused it."""
 
 
-_LASTING: Final = frozenset((403, 404, 409, 410))
-"""Statuses of refusals that another attempt would get as well."""
+_PERMANENT: Final = frozenset((403, 404, 409, 410))
+"""Statuses of refusals for which a retry is useless."""
 
 
 class LeaseView(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ OnLease: TypeAlias = Callable[[LeaseView | Refusal], None]
 
 
 class LeaseHost(DocumentWriter, StreamAppender, Protocol):
-    """The engine, as leases need it."""
+    """The part of the engine that leases use."""
 
     catalog: Catalog[LiveStream]
     quota: Quota
@@ -72,7 +72,7 @@ class LeaseHost(DocumentWriter, StreamAppender, Protocol):
 
 
 class WriterLease:
-    """One lease. `until_ms` moves with every renewal; None while the end of the stream is being written."""
+    """One lease. Every renewal changes `until_ms`; None while the end of the stream is being written."""
 
     __slots__ = ("alarm_ms", "stream_id", "terms", "until_ms")
 
@@ -102,7 +102,7 @@ class WriterLeases:
         self._slices = Slices(scheduler)
         self._by_stream: dict[int, WriterLease] = {}
         self._due: deque[WriterLease] = deque()
-        """Expired leases whose streams are not ended yet."""
+        """Expired leases whose streams have not been ended yet."""
         self.expired = 0
         """Leases that ended a stream."""
 
@@ -150,7 +150,7 @@ class WriterLeases:
         self._engine.put_document(lease.key, value, done, self._view(lease))
 
     def renew(self, name: str, holder: str) -> LeaseView:
-        """Let a lease last for its full time again."""
+        """Renew a lease for its full time."""
         lease = self._held_by(name, holder)
         lease.until_ms = self._engine.now_ms() + lease.terms.ttl_ms
         return self._view(lease)
@@ -196,13 +196,13 @@ class WriterLeases:
     def _on_alarm(self, lease: WriterLease) -> None:
         self._due.append(lease)
         if len(self._due) == 1:
-            # Many may expire at once, and each of them is an append.
+            # In slices, because many may expire at once, and each of them is an append.
             self._slices.add(self._end_due(), _log_failure)
 
     def _end_due(self) -> Iterator[None]:
         while self._due:
             lease = self._due[0]
-            # A lease that another one replaced has nothing to wait for.
+            # Skip a lease that was replaced by another one.
             if self._by_stream.get(lease.stream_id) is lease:
                 if lease.has_expired(self._engine.now_ms()):
                     self._end(lease)
@@ -243,7 +243,7 @@ class WriterLeases:
         self._engine.append(stream.name, content_type, terms.final, producer, None, terms.close, done, by_server=True)
 
     def _ended(self, lease: WriterLease, name: str, result: Appended | Refusal) -> None:
-        if isinstance(result, Refusal) and result.status not in _LASTING:
+        if isinstance(result, Refusal) and result.status not in _PERMANENT:
             # Storage or memory is full, or failed.
             lease.until_ms = self._engine.now_ms() + RETRY_MS
             self._alarms.set(lease)
@@ -269,7 +269,7 @@ class WriterLeases:
         try:
             self._engine.put_document(lease.key, None, None, None)
         except Refusal:
-            # The document stays until the next start, which removes leases of streams that have ended.
+            # The next start removes the document: it removes leases of streams that have ended.
             log.warning("the document %s could not be removed", lease.key)
 
 

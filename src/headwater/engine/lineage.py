@@ -1,10 +1,10 @@
-"""Find the ancestor that has the data before a fork's own, without walking the chain step by step.
+"""Find the ancestor that has the data before a fork point, without walking the chain of forks.
 
 The data before a fork's own is in the nearest ancestor whose data begins earlier: the fork's *origin*. (A source
 that was itself forked at that point or later has none of it.) So along origins, data begins earlier and earlier, and
-the ancestor of a given position can be searched for. Each fork keeps, besides its origin, one pointer far up the
-chain (Myers' skew-binary jump pointers), which makes that logarithmic: a read on a chain of 3,000 forks takes about 20
-steps and the spans that it returns.
+the ancestor of a given position can be searched for. Besides its origin, each fork has one pointer far up the
+chain (Myers' skew-binary jump pointers), which makes the search logarithmic: a read on a chain of 3,000 forks takes
+about 20 steps, plus the spans that it returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Lineages:
 
     def of(self, stream: LiveStream) -> Lineage:
         lineage = stream.lineage
-        return lineage if lineage is not None else self._work_out(stream)
+        return lineage if lineage is not None else self._compute(stream)
 
     def owner(self, stream: LiveStream, index: int) -> LiveStream:
         """The nearest of the stream and its ancestors whose data begins at `index` or before."""
@@ -33,7 +33,8 @@ class Lineages:
         return stream
 
     def below(self, stream: LiveStream, position: int) -> tuple[LiveStream, LiveStream | None]:
-        """The nearest whose data begins at `position` or before, and the one before it on the way there."""
+        """The nearest of the stream and its ancestors whose data begins at `position` or before, and its
+        predecessor."""
         previous = None
         while stream.base_position > position:
             lineage = self.of(stream)
@@ -43,24 +44,24 @@ class Lineages:
                 previous, stream = stream, lineage.origin
         return stream, previous
 
-    def _work_out(self, stream: LiveStream) -> Lineage:
-        """Compute it for the stream and all ancestors that lack it, from the top: chains may be thousands deep."""
+    def _compute(self, stream: LiveStream) -> Lineage:
+        """Compute it for the stream and all ancestors without one, iteratively: chains may be thousands deep."""
         waiting = [stream]
         while (fork := waiting[-1].fork) is not None:
             source = self._by_id.get(fork.source_id)
             if source is None:
                 name = waiting[-1].name
-                raise DataCorrupt(f"The source of stream {name!r} is missing, and with it what lies before the fork.")
+                raise DataCorrupt(f"The source of stream {name!r} is missing, and with it the data before the fork.")
             if source.lineage is not None:
                 break
             waiting.append(source)
         while len(waiting) > 1:
             source = waiting.pop()
-            source.lineage = self._made(source)
-        stream.lineage = lineage = self._made(stream)
+            source.lineage = self._lineage_of(source)
+        stream.lineage = lineage = self._lineage_of(stream)
         return lineage
 
-    def _made(self, stream: LiveStream) -> Lineage:
+    def _lineage_of(self, stream: LiveStream) -> Lineage:
         if stream.fork is None:
             return Lineage(stream, stream, 0, 0)
         source = self._by_id[stream.fork.source_id]

@@ -1,8 +1,8 @@
-"""Links: which subscriptions follow which streams, by name and by pattern, and where their cursors are saved.
+"""Links between subscriptions and streams, by name and by pattern, with saved cursors.
 
-`link/{id}/{stream}` saves an explicit link, or a cursor that has moved. A stream that matches a pattern and has no
-saved cursor is at its beginning. So linking a new stream writes nothing, a crash between its creation and its link
-cannot lose its first message, and a link that has to wait for room loses nothing either.
+`link/{id}/{stream}` saves an explicit link, or a cursor that has moved. The cursor on a stream that matches a pattern
+starts at its beginning unless one is saved. So linking a new stream needs no write, a crash between its creation and
+its link cannot lose its first message, and a link that is deferred because of a limit does not lose anything either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("headwater.subscriptions")
 
 LINK_PREFIX: Final = "link/"
 RETRY_S: Final = 1.0
-"""Delay between the removal of a link and the search, through all names, for streams that wait for room."""
+"""Delay between the removal of a link and the search, through all names, for streams that are not linked yet."""
 
 
 def link_key(subscription_id: str, name: str) -> str:
@@ -39,7 +39,7 @@ def link_key(subscription_id: str, name: str) -> str:
 
 
 def as_refusal(error: Exception, work: str) -> Refusal:
-    """The answer to a request whose work raised: its refusal, or for a bug a 500 with the cause in the log."""
+    """Convert the exception of a request: refusals are kept, others are logged and become a 500."""
     if isinstance(error, Refusal):
         return error
     log.error("%s failed unexpectedly", work, exc_info=error)
@@ -64,19 +64,19 @@ class Links:
         self._explicit: dict[str, dict[Subscription, None]] = {}
         self._count = 0
         self._incomplete: dict[Subscription, None] = {}
-        """Subscriptions with streams that wait for room to be linked."""
+        """Subscriptions with streams that a limit keeps from being linked."""
         self._retry_timer: Timer | None = None
 
     def stop(self) -> None:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
 
-    # -- subscriptions are created and deleted -------------------------------------------------------------------------
+    # -- created and deleted subscriptions -----------------------------------------------------------------------------
 
     def begin(self, subscription: Subscription, done: Callable[[Refusal | None], None]) -> None:
         """Link a new subscription to the existing streams, each at its current tail.
 
-        It happens in slices, so that other clients do not wait for it. Streams that are created or deleted during that
+        It runs in slices, so that other clients do not wait for it. Streams that are created or deleted meanwhile
         are linked and unlinked as usual. No worker is woken before the subscription is ready.
         """
         if subscription.glob is not None:
@@ -133,10 +133,10 @@ class Links:
         done()
 
     def add(self, subscription: Subscription, name: str) -> None:
-        """Link a stream explicitly, at its current tail unless it is linked already."""
+        """Link a stream explicitly, at its current tail unless it is already linked."""
         link = subscription.links.get(name)
         if link is None:
-            self.check_room(subscription, 1)
+            self.check_limits(subscription, 1)
             link = Link(subscription, name)
         elif link.explicit:
             return
@@ -149,13 +149,13 @@ class Links:
             link, SavedLink(True, stream.id if stream is not None else 0, cursor.message_index, cursor.byte_position)
         )
         link.explicit = True
-        self._keep(link)
+        self._register(link)
         self._explicit.setdefault(name, {})[subscription] = None
         if stream is not None and link.stream is None:
             self._attach(link, stream, cursor)
 
     def remove(self, subscription: Subscription, name: str) -> None:
-        """Remove an explicit link. If a pattern matches the stream too, it stays linked by that."""
+        """Remove an explicit link. If a pattern matches the stream too, it stays linked by the pattern."""
         link = subscription.links.get(name)
         if link is None or not link.explicit:
             return
@@ -173,7 +173,7 @@ class Links:
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
-    def check_room(self, subscription: Subscription, count: int) -> None:
+    def check_limits(self, subscription: Subscription, count: int) -> None:
         """Refuse to link more streams than the settings allow."""
         limits = self._limits
         if len(subscription.links) + count > limits.max_links_per_subscription:
@@ -181,14 +181,15 @@ class Links:
         if count and self._count + count > limits.max_links:
             raise SubscriptionLimitReached(f"All subscriptions together may follow {limits.max_links} streams.")
 
-    def _has_room(self, subscription: Subscription) -> bool:
+    def _is_within_limits(self, subscription: Subscription) -> bool:
         limits = self._limits
         return len(subscription.links) < limits.max_links_per_subscription and self._count < limits.max_links
 
     def _defer(self, subscription: Subscription) -> None:
-        """Link what matches a pattern later, when there is room: it starts at its beginning, so nothing is lost."""
+        """Link a stream that matches a pattern later, when the limits allow it: from its beginning, so nothing is
+        lost."""
         if not subscription.is_ready:
-            self.check_room(subscription, 1)
+            self.check_limits(subscription, 1)
         self._incomplete[subscription] = None
         if not subscription.is_incomplete:
             subscription.is_incomplete = True
@@ -214,17 +215,18 @@ class Links:
         elif subscription not in self._incomplete:
             subscription.is_incomplete = False
 
-    # -- streams are created and deleted -------------------------------------------------------------------------------
+    # -- created and deleted streams -----------------------------------------------------------------------------------
 
     def stream_created(self, stream: LiveStream) -> None:
-        """Link a new stream that is durable, before its creation is answered and before its first append."""
+        """Link a new durable stream, before the response to its creation and before its first append."""
         for subscription in self._explicit.get(stream.name, ()):
             self._attach(subscription.links[stream.name], stream, stream.base)
         for subscription in self._matching(stream.name):
             self._link_by_pattern(subscription, stream, stream.base)
 
     def stream_ended(self, link: Link) -> None:
-        """An explicit link waits for the next stream of that name; a link by pattern ends with its stream."""
+        """Handle the end of a linked stream: an explicit link waits for the next stream of that name, others are
+        removed."""
         link.detach()
         link.by_pattern = False
         subscription = link.subscription
@@ -246,18 +248,18 @@ class Links:
         link.move(offset)
 
     def remove_document(self, key: str) -> bool:
-        """Remove a saved document; False if storage refused, and then the next start removes it."""
+        """Remove a saved document; False if storage refused, in which case the next start removes it."""
         try:
             self._engine.put_document(key, None, None, None)
         except Refusal as refusal:
-            log.warning("%s could not be removed and will be at the next start: %s", key, refusal.detail)
+            log.warning("%s could not be removed; the next start will remove it: %s", key, refusal.detail)
             return False
         return True
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     def restore(self, subscriptions: dict[str, Subscription], documents: dict[str, bytes]) -> None:
-        """Restore the links of the last run, and remove the cursors of streams and subscriptions that are gone."""
+        """Restore the links of the last run, and remove the cursors of missing streams and subscriptions."""
         cursors: dict[tuple[str, str], SavedLink] = {}
         keys = [key for key in documents if key.startswith(LINK_PREFIX)]
         for key in keys:
@@ -279,7 +281,7 @@ class Links:
 
     def _restore_explicit(self, subscription: Subscription, name: str, saved: SavedLink) -> None:
         link = Link(subscription, name)
-        self._keep(link)
+        self._register(link)
         link.explicit = link.is_saved = True
         self._explicit.setdefault(name, {})[subscription] = None
         stream = self._engine.catalog.by_name.get(name)
@@ -294,9 +296,9 @@ class Links:
                 saved = cursors.get((subscription.id, stream.name))
                 self._link_by_pattern(subscription, stream, _cursor(saved, stream), is_saved=saved is not None)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- implementation ------------------------------------------------------------------------------------------------
 
-    def _keep(self, link: Link) -> None:
+    def _register(self, link: Link) -> None:
         links = link.subscription.links
         if link.name not in links:
             links[link.name] = link
@@ -324,12 +326,12 @@ class Links:
         by_name = self._engine.catalog.by_name
         for name in tuple(by_name):
             stream = by_name.get(name)
-            is_there = stream is not None and stream.visible and not stream.deleted
-            is_wanted = is_there and is_bucketed(name) == subscription.follows_buckets
-            yield stream if is_wanted and own.match(name) else None
+            exists = stream is not None and stream.visible and not stream.deleted
+            is_candidate = exists and is_bucketed(name) == subscription.follows_buckets
+            yield stream if is_candidate and own.match(name) else None
 
     def _matching(self, name: str) -> list[Subscription]:
-        """The subscriptions whose pattern matches a name. Wildcards never lead from one surface to the other."""
+        """The subscriptions whose pattern matches a name. Wildcards never match streams of the other surface."""
         if self._globs.is_empty:
             return []
         bucketed = is_bucketed(name)
@@ -342,12 +344,12 @@ class Links:
             return  # Each wake would be work for the next one.
         link = subscription.links.get(stream.name)
         if link is None:
-            # A cursor that is saved already is always restored: without it, work would be done again.
-            if not is_saved and not self._has_room(subscription):
+            # A saved cursor is always restored: without it, work would be repeated.
+            if not is_saved and not self._is_within_limits(subscription):
                 self._defer(subscription)
                 return
             link = Link(subscription, stream.name)
-            self._keep(link)
+            self._register(link)
             link.is_saved = is_saved
         link.by_pattern = True
         if link.stream is stream:
@@ -359,7 +361,7 @@ class Links:
     def _attach(self, link: Link, stream: LiveStream, cursor: Offset) -> None:
         link.stream = stream
         link.acked = cursor
-        # Follow first, then look at the tail: no append can fall between the two.
+        # Follow first, then check the tail, so that no append is missed.
         self._engine.follow(stream, link, reading=False)
         link.wake()
 
@@ -376,7 +378,7 @@ class Links:
 
 
 def _cursor(saved: SavedLink | None, stream: LiveStream) -> Offset:
-    """Where a saved cursor is on a stream: at the beginning if it was saved for an earlier stream of that name."""
+    """The offset of a saved cursor: the beginning if it was saved for an earlier stream of that name."""
     if saved is None or saved.stream_id != stream.id:
         return stream.base
     return Offset(saved.message_index, saved.byte_position)

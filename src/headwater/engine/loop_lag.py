@@ -1,6 +1,6 @@
-"""Loop lag: how late the event loop runs a timer, as a histogram.
+"""Event loop lag: a histogram of the delay of a timer.
 
-A callback that blocks the loop delays everything else on it. The meter sets a timer every `INTERVAL_S` and records how
+A callback that blocks the loop delays everything else. The meter sets a timer every `INTERVAL_S` and records how
 much later than planned it ran, so the histogram shows stalls of every cause: requests, maintenance, garbage collection.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 from headwater.engine.metrics import Histogram
 
 INTERVAL_S: Final = 0.05
-"""Twenty wake-ups a second cost about 0.02 % of a core. A stall that is shorter than this may fall between two."""
+"""Twenty wake-ups a second cost about 0.02 % of a core. A stall that is shorter than this may not be measured."""
 
 
 class LoopLag:
@@ -25,13 +25,13 @@ class LoopLag:
         self._planned_s = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to measure; call it on the loop's own thread."""
+        """Start measuring; must be called on the loop's thread."""
         assert self._loop is None, "the meter is running"
         self._loop = loop
         self._plan()
 
     def stop(self) -> None:
-        """End it; a meter that is not running stays stopped."""
+        """Stop measuring; no error if it is not running."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop = self._timer = None
@@ -43,6 +43,6 @@ class LoopLag:
 
     def _measure(self) -> None:
         assert self._loop is not None
-        # The loop's clock is read at the start of an iteration by some loops: never less than zero.
+        # Some loops read their clock at the start of an iteration, so the difference may be negative.
         self._seconds.observe(max(0.0, self._loop.time() - self._planned_s))
         self._plan()

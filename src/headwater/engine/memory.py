@@ -1,7 +1,7 @@
 """Return freed memory to the system.
 
-The allocator of the C library keeps the memory of freed large buffers: after many slow readers have left, the process
-would stay as large as it was with them. Invariant: memory that was freed and is still resident stays below
+The allocator of the C library keeps the memory of freed large buffers: after many slow readers have disconnected, the
+process would stay as large as it was with them. Invariant: memory that was freed and is still resident stays below
 `FREE_MAX_BYTES` plus what is freed within one interval.
 """
 
@@ -26,10 +26,10 @@ once such a block was freed; then a large body is copied as it grows, which take
 
 class Allocator(Protocol):
     def free_bytes(self) -> int:
-        """Bytes that the program has freed and the allocator still has, resident or not."""
+        """Bytes that the program has freed and the allocator keeps, resident or not."""
 
     def trim(self) -> None:
-        """Return the resident ones to the system."""
+        """Return the resident ones to the operating system."""
 
 
 class _Info(ctypes.Structure):
@@ -61,7 +61,7 @@ class Glibc:
         self._trim: Callable[[int], int] = library.malloc_trim
         library.mallinfo2.restype = _Info
         library.mallopt(_M_MMAP_THRESHOLD, MAPPED_MIN_BYTES)
-        # As glibc sets it by itself, unless the other limit is given.
+        # The value that glibc would set itself if the other limit were not given.
         library.mallopt(_M_TRIM_THRESHOLD, 2 * MAPPED_MIN_BYTES)
 
     def free_bytes(self) -> int:
@@ -85,7 +85,7 @@ class MemoryReturn:
         # Free bytes are counted whether they are resident or not. Those that are became free since the last return, or
         # were used and freed again since.
         self._after_bytes = 0
-        """Resident after the last return."""
+        """Resident bytes after the last return."""
         self._least_free = 0
         """The lowest number of free bytes since then."""
 
@@ -102,7 +102,7 @@ class MemoryReturn:
 
 
 def memory_return() -> MemoryReturn | None:
-    """None if the C library does not support it."""
+    """Create a `MemoryReturn`; None if the C library does not support it."""
     try:
         return MemoryReturn(Glibc()) if _STATM.exists() else None
     except (AttributeError, OSError):

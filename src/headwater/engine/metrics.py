@@ -1,4 +1,4 @@
-"""Counters of what happens, as plain numbers.
+"""Counters and histograms of the engine, as plain numbers.
 
 Incrementing a `prometheus_client` counter takes about a microsecond, a plain addition a twentieth of that; so the hot
 path adds to these, and the metrics page reads them on request.
@@ -88,13 +88,13 @@ class Metrics:
         self.delivery_lag_seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)
 
     def count_request(self, operation: str, status: int, seconds: float) -> None:
-        """Count an answered request, and how long its answer took."""
+        """Count a completed request, and the time that it took."""
         try:
             self.requests[operation, status] += 1
             histogram = self.request_seconds[operation]
         except KeyError:
             self.requests.setdefault((operation, status), 1)
             histogram = self.request_seconds.setdefault(operation, Histogram(REQUEST_SECONDS_BOUNDS))
-        # As `observe` does, without its call: this runs for every request.
+        # `observe` inlined: this runs for every request.
         histogram.counts[bisect_left(REQUEST_SECONDS_BOUNDS, seconds)] += 1
         histogram.total += seconds

@@ -1,10 +1,10 @@
-"""Quotas: what the streams of one namespace may hold together, and how many live readers and connections may use them.
+"""Quotas of namespaces: limits on the bytes, streams, live readers and connections of each namespace.
 
 The namespace of a stream is the first segment of a name that has several (`tenant-a` of `tenant-a/orders/1`), or its
-bucket (`/ds/room-1`). Other streams have none, and no quota. Usage is counted only while there is a limit.
+bucket (`/ds/room-1`). Other streams have no namespace, and no quota. Usage is counted only if there is a limit.
 
 A connection belongs to a namespace while it serves a request of it: a client, or a proxy in front of many clients, may
-send the next request of the connection to another namespace. An idle connection belongs to none.
+send the next request of the connection to another namespace. An idle connection does not belong to any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.core.errors import NamespaceBusy, NamespaceFull, TooManyReaders
 
 @dataclass(frozen=True, slots=True)
 class NamespaceLimits:
-    """What one namespace may have; 0 means no limit."""
+    """The limits of one namespace; 0 means no limit."""
 
     max_bytes: int = 0
     max_streams: int = 0
@@ -43,7 +43,7 @@ class NamespaceRule:
 
 
 class NamespaceUsage:
-    """What one namespace has now."""
+    """The current usage of one namespace."""
 
     __slots__ = ("bytes", "connections", "readers", "streams")
 

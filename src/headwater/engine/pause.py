@@ -1,7 +1,7 @@
-"""A pause of the server: its store is closed, so that a local command can work on the data directory.
+"""Pause the server: close its store, so that a local command can work on the data directory.
 
-The command asks over the control socket, gets its answer when the store is closed, and ends the pause by closing the
-connection, also by dying. Then the server opens the store again.
+The command sends a request over the control socket, gets the response when the store is closed, and ends the pause by
+closing the connection, which also happens if it dies. Then the server opens the store again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StorePause:
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Take over the connection of a command; False if another command has asked before."""
+        """Take over the connection of a command; False if another command has already requested a pause."""
         if self._connection is not None:
             return False
         self._connection = reader, writer
@@ -31,14 +31,14 @@ class StorePause:
         return True
 
     async def hold(self) -> None:
-        """Tell the command that the store is closed, and wait until it has finished."""
+        """Respond to the command that the store is closed, and wait until it has finished."""
         assert self._connection is not None
         reader, writer = self._connection
         try:
             writer.write(msgspec.json.encode(PauseAnswer(True, os.getpid())) + b"\n")
             await reader.read()
         except OSError:
-            pass  # The command is gone.
+            pass  # The command has disconnected.
         finally:
             writer.close()
             self._connection = None

@@ -1,6 +1,6 @@
-"""The limit on producers of one stream: at the limit, a new one takes the place of those that have been idle for long.
+"""The limit on producers of one stream: at the limit, a new producer replaces producers that have been idle for days.
 
-A producer that was forgotten and retries an old append would append it twice, so one is forgotten only at the limit and
+An evicted producer that retries an old append would append it twice, so a producer is evicted only at the limit and
 only after days without an append. The time of the last append is part of the stream's durable state.
 """
 
@@ -27,13 +27,13 @@ class ProducerLimit:
         self, most: int, idle_days: int, evict: Callable[[LiveStream, Evict], None], may_evict: Callable[[], bool]
     ) -> None:
         self._most = most
-        """0: no limit."""
+        """0 means no limit."""
         self._idle_days = idle_days
         self._evict = evict
         self._may_evict = may_evict
 
     def make_room(self, stream: LiveStream, now_ms: int) -> None:
-        """Refuse another producer in a stream that has as many as it may, unless some of them have been idle."""
+        """Evict idle producers of a stream that has reached the limit, or refuse the new one."""
         producers = stream.producers or {}
         if not self._most or len(producers) < self._most:
             return
@@ -41,7 +41,7 @@ class ProducerLimit:
             idle_ms = self._idle_days * DAY_MS
             idle = idle_producers(producers, now_ms - idle_ms, EVICTED_AT_ONCE)
             if idle:
-                log.warning("stream %r: forgot %d idle producers to make room for others", stream.name, len(idle))
+                log.warning("stream %r: evicted %d idle producers to make room for others", stream.name, len(idle))
                 self._evict(stream, Evict(stream.id, now_ms, idle))
                 return
             stream.producers_idle_ms = min(state.used_ms for state in producers.values()) + idle_ms

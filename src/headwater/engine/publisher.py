@@ -1,8 +1,8 @@
-"""Publishing: notify the followers of streams, and the observers of all streams, of what became durable.
+"""Publishing: notify the followers of a stream, and the observers of all streams, of durable records.
 
 A follower is a cursor, so it only needs a notification that there may be more; the exact time does not matter. A few
-followers are woken at once. Many are woken in slices, because each of them may encode and send an answer, and other
-clients must not wait for all of that.
+followers are woken at once. Many are woken in slices, because each of them may encode and send a response, and other
+clients must not wait for that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StreamPublisher:
         """Called for every record that changes what readers see of a stream."""
 
     def publish(self, batch: Sequence[CommitEntry]) -> None:
-        """Show live readers what a batch made durable: once per stream, for any number of its records."""
+        """Notify live readers of a durable batch: once per stream, for any number of its records."""
         woken: dict[int, tuple[LiveStream, int]] = {}
         on_changed = self.on_changed
         for entry in batch:
@@ -81,7 +81,7 @@ class StreamPublisher:
                 guarded(on_deleted, stream)
 
     def _observe_lag(self, arrived_ms: int) -> None:
-        """All followers that read fast enough have been sent the messages received at that time."""
+        """Record the lag: all followers that keep up have been sent the messages received at that time."""
         if arrived_ms:
             self._lag_seconds.observe(max(self._clock.now_ms() - arrived_ms, 0) / 1000)
 
@@ -93,7 +93,7 @@ class StreamPublisher:
             self._slices.add(self._waking_all(stream, arrived_ms), _ignore)
 
     def _waking_all(self, stream: LiveStream, arrived_ms: int) -> Iterator[None]:
-        """Wake every follower once after the last batch that reached the stream; so none of them starves."""
+        """Wake every follower at least once after the last batch of the stream, so that no follower misses it."""
         must_repeat = True
         while must_repeat:
             self._waking[stream.id] = False

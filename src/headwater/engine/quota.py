@@ -1,7 +1,7 @@
 """The total size of all streams, and the limits on it.
 
-Content is message and snapshot bytes. Metadata is what the server keeps in memory for each stream, producer and
-document, whatever the storage mode; it is counted by what one of each was measured to take.
+Content is message and snapshot bytes. Metadata is the memory for each stream, producer and document, in every storage
+mode; it is estimated from measured sizes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headwater.engine.namespaces import NamespaceRule, Namespaces
 from headwater.storage.interface import RECORD_MAX_BYTES
 
 STREAM_BYTES: Final = 1536
-"""An empty stream takes 890 bytes in `memory` and `file-fast` and 1,280 in `acid` (measured with 20,000 of them), and
+"""An empty stream uses 890 bytes in `memory` and `file-fast` and 1,280 in `acid` (measured with 20,000 of them), and
 the tables that hold it grow in large steps."""
 PRODUCER_BYTES: Final = 512
-"""A producer takes 250 to 510 bytes."""
+"""A producer uses 250 to 510 bytes."""
 DOCUMENT_BYTES: Final = 512
 
 
@@ -32,14 +32,14 @@ class EngineLimits:
     """Content and metadata together: for a store that holds both in memory."""
     max_stream_bytes: int = 0
     max_producers: int = 0
-    """Producers that one stream remembers."""
+    """Producers of one stream."""
     producer_idle_days: int = 7
-    """Days without an append after which a producer may be forgotten at that limit."""
+    """Days without an append after which a producer may be evicted at that limit."""
     max_snapshot_bytes: int = 2**30
     max_metadata_bytes: int = 0
     """Metadata alone: for a store that holds content on disk."""
     max_fork_depth: int = 0
-    """Sources that a fork may have above it."""
+    """Maximum depth of a chain of forks."""
     max_leases: int = 10_000
     """Writer leases of all streams."""
     max_lease_ms: int = 3_600_000
@@ -59,35 +59,35 @@ class Quota:
         self.content_bytes = 0
         self.metadata_bytes = 0
         self.content_elsewhere = 0
-        """What other workers of the server hold."""
+        """Content of other workers of the server."""
         self.metadata_elsewhere = 0
 
     def check(self, content_bytes: int, metadata_bytes: int = 0) -> None:
-        """Refuse what would go beyond a limit."""
+        """Refuse additions that would exceed a limit."""
         limit = self._limits.max_total_bytes
         content, metadata = self.content_bytes + self.content_elsewhere, self.metadata_bytes + self.metadata_elsewhere
         held = content + metadata
         if limit and held + content_bytes + metadata_bytes > limit:
             raise MemoryFull(
-                f"All streams together would grow beyond the limit of {limit} bytes (limits.max_memory_bytes); they"
+                f"All streams together would exceed the limit of {limit} bytes (limits.max_memory_bytes); they"
                 f" hold {content} bytes of content and {metadata} of metadata."
             )
         limit = self._limits.max_metadata_bytes
         if limit and metadata_bytes and metadata + metadata_bytes > limit:
             raise MemoryFull(
-                f"The metadata of all streams would grow beyond the limit of {limit} bytes"
-                f" (limits.max_metadata_bytes); it takes {metadata} bytes now."
+                f"The metadata of all streams would exceed the limit of {limit} bytes"
+                f" (limits.max_metadata_bytes); it uses {metadata} bytes now."
             )
 
     def add(self, name: str, content_bytes: int, metadata_bytes: int, streams: int) -> None:
-        """Count what a stream adds, or removes with negative numbers."""
+        """Count additions of a stream, or removals with negative numbers."""
         self.content_bytes += content_bytes
         self.metadata_bytes += metadata_bytes
         if self.namespaces is not None:
             self.namespaces.add(name, size=content_bytes, streams=streams)
 
     def trimmed(self, name: str, content_bytes: int) -> None:
-        """Bytes of a stream were dropped."""
+        """Count bytes that were dropped from a stream."""
         self.add(name, -content_bytes, 0, 0)
 
     def check_create(self, name: str, content_bytes: int, metadata_bytes: int) -> None:
@@ -96,13 +96,13 @@ class Quota:
         self.check(content_bytes, metadata_bytes)
 
     def check_append(self, name: str, stream_bytes: int, content_bytes: int, metadata_bytes: int) -> None:
-        """Refuse an append that would go beyond a limit of its stream, which has `stream_bytes` now, or of others."""
+        """Refuse an append that would exceed a limit; its stream has `stream_bytes` now."""
         limits = self._limits
         if self.namespaces is not None:
             self.namespaces.check_bytes(name, content_bytes)
         if limits.max_stream_bytes and stream_bytes + content_bytes > limits.max_stream_bytes:
             self.check_stream(stream_bytes + content_bytes)
-        # What is held, without a call where it is far from the limit: every append passes here.
+        # `check` inlined for the usual case: every append passes here.
         held = self.content_bytes + self.content_elsewhere + self.metadata_bytes + self.metadata_elsewhere
         if metadata_bytes or (limits.max_total_bytes and held + content_bytes > limits.max_total_bytes):
             self.check(content_bytes, metadata_bytes)
@@ -115,14 +115,14 @@ class Quota:
 
 
 def checked_size(record: Record) -> int:
-    """The size of a record in a journal. Refuses one that is too large for a journal, before anything depends on it."""
+    """The size of a record in a journal; refuses one that is too large, before anything depends on it."""
     if type(record) is Append:
-        # As `record_bytes` does, without its call: every append passes here.
+        # `record_bytes` inlined: every append passes here.
         size = RECORD_OVERHEAD_BYTES + len(record.payload) + LENGTH_BYTES * len(record.lengths)
     else:
         size = record_bytes(record)
     if size > RECORD_MAX_BYTES:
-        raise TooLarge(f"The request takes {size} bytes in the journal; one record can take {RECORD_MAX_BYTES}.")
+        raise TooLarge(f"The request needs {size} bytes in the journal; the limit of a record is {RECORD_MAX_BYTES}.")
     return size
 
 

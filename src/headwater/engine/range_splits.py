@@ -1,4 +1,4 @@
-"""Cut a range of a stream into runs of about equal size, a slice of the work at a time."""
+"""Split a range of a stream into runs of about equal size, in slices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
 
 SLICE_S: Final = 0.005
-"""How long one slice may take."""
+"""Maximum time of one slice."""
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def split_range(
     convert: Callable[[Offset, Offset], T],
     done: Callable[[list[T] | Refusal], None],
 ) -> None:
-    """Cut the range from `start` to `end` into about `count` runs. `done` gets what `convert` makes of each."""
+    """Split the range from `start` to `end` into about `count` runs, and call `done` with the converted runs."""
     share = max(1, -(-(end.byte_position - start.byte_position) // count))
     runs: list[T] = []
     at = start

@@ -1,6 +1,6 @@
-"""Reading a stream: resolving offsets, cutting chunks at message boundaries, stitching forks.
+"""Read a stream: resolve offsets, cut chunks at message boundaries, join the data of forks and their sources.
 
-A fork's offset space continues its source's: what lies before the fork point is read from the source, at the same
+A fork's offset space continues its source's: data before the fork point is read from the source, at the same
 positions. A chain of forks is searched, not walked (see `lineage`), so a chunk costs its bytes and its spans.
 """
 
@@ -28,11 +28,11 @@ from headwater.storage.interface import Storage
 Buffer = bytes | memoryview
 
 SLICE_BYTES: Final = 256 * 1024
-"""How much of a chunk is taken from storage at a time, so that a slow reader holds this much and no more."""
+"""How much of a chunk is read from storage at a time, which limits the memory of a slow reader."""
 
 
 class IncarnationSpan(NamedTuple):
-    """Messages from `start` to `end` that lie in one incarnation."""
+    """Messages from `start` to `end` that are stored in one incarnation."""
 
     stream_id: int
     start: Offset
@@ -49,7 +49,7 @@ class ReadChunk:
     spans: Sequence[IncarnationSpan]
     up_to_date: bool
     closed: bool
-    """Closed, and this chunk reaches the end."""
+    """Whether the stream is closed and this chunk reaches its end."""
 
     @property
     def length(self) -> int:
@@ -63,12 +63,12 @@ class StreamReader:
         self._storage = CheckedStorage(storage, by_id)
         self.is_tiered: Final = deferring is not None
         self.deferring: Final[Deferring] = deferring or nullcontext
-        """Within it, reads of what is in an object store raise `ColdRead`; elsewhere they wait."""
+        """A context in which reads of data in an object store raise `ColdRead` instead of waiting."""
         self._by_id = by_id
         self._lineages = Lineages(by_id)
 
     def begin(self, stream: LiveStream, token: str | None) -> Offset:
-        """Where an ordinary read begins: `-1` and a missing offset are the first message that is retained.
+        """Where an ordinary read begins: `-1` or a missing offset is the first retained message.
 
         The base protocol has no other way to read a stream whose first messages were removed (§6). Below `/ds/` such a
         read is 410, and the reader bootstraps instead (extensions §2.2).
@@ -78,14 +78,14 @@ class StreamReader:
         return self.resolve(stream, token)
 
     def resolve(self, stream: LiveStream, token: str | None) -> Offset:
-        """The position of an offset in this stream, which must be retained: `-1` is the very first message."""
+        """Resolve an offset of this stream, which must be retained: `-1` is the very first message."""
         if token is None or token == BEGINNING:
             if stream.durable_retained_index:
                 check_retained(stream.id, ZERO, earliest(stream))
             return ZERO
         if token == NOW:
             return Offset(stream.durable_index, stream.durable_position)
-        parsed = self.place(stream, token)
+        parsed = self.parse_offset(stream, token)
         if parsed.message_index > stream.durable_index:
             raise off_boundary(token)
         if parsed.message_index < stream.durable_retained_index:
@@ -94,8 +94,8 @@ class StreamReader:
             raise off_boundary(token)
         return parsed
 
-    def place(self, stream: LiveStream, text: str) -> Offset:
-        """The position of a token, whether or not it is a message boundary; refuses other incarnations."""
+    def parse_offset(self, stream: LiveStream, text: str) -> Offset:
+        """Parse a token, whether or not it is a message boundary; refuses other incarnations."""
         token = parse_token(text)
         if token is None:
             raise InvalidOffset(f"Offset {text!r} is malformed. Use -1, now, or one that the server returned.")
@@ -104,45 +104,45 @@ class StreamReader:
         return token.offset
 
     def _check_inherited(self, stream: LiveStream, offset: Offset, incarnation: int) -> None:
-        """A fork shares the offsets of its source up to the fork point, and so do forks of forks."""
+        """Accept an offset of a source up to the fork point, at any depth of forks; refuse others."""
         shared = True
-        heir = stream
-        while heir.fork is not None:
-            shared = shared and offset <= heir.base
-            source = self._by_id.get(heir.fork.source_id)
+        descendant = stream
+        while descendant.fork is not None:
+            shared = shared and offset <= descendant.base
+            source = self._by_id.get(descendant.fork.source_id)
             if source is None:
                 break
-            heir = source
-            if heir.id == incarnation:
+            descendant = source
+            if descendant.id == incarnation:
                 if shared:
                     return
                 raise InvalidOffset(
-                    f"Offset {offset} of {heir.name!r} lies after the point where {stream.name!r} was forked from it."
+                    f"Offset {offset} of {descendant.name!r} is after the fork point of {stream.name!r}."
                 )
         raise stream_recreated(stream.name, stream.id, incarnation)
 
     def generation(self, stream: LiveStream) -> int:
-        """How many sources a stream has above it."""
+        """The number of sources above a stream."""
         return self._lineages.of(stream).generation
 
-    def fork_point(self, source: LiveStream, asked: ForkRequest) -> ForkPoint:
+    def fork_point(self, source: LiveStream, requested: ForkRequest) -> ForkPoint:
         """Where a fork begins: at an offset, plus some messages of a JSON stream or some bytes of a message."""
-        start = self.resolve(source, asked.offset if asked.offset is not None else NOW)
+        start = self.resolve(source, requested.offset if requested.offset is not None else NOW)
         index, position = start.message_index, start.byte_position
-        if asked.sub_offset:
+        if requested.sub_offset:
             if source.type.json:
-                index += asked.sub_offset
+                index += requested.sub_offset
                 after = self.boundary(source, index) if index <= source.durable_index else None
                 if after is None:
-                    raise InvalidOffset(f"There are fewer than {asked.sub_offset} messages after the fork offset.")
+                    raise InvalidOffset(f"There are fewer than {requested.sub_offset} messages after the fork offset.")
                 position = after
             else:
                 index += 1
                 after = self.boundary(source, index) if index <= source.durable_index else None
-                position += asked.sub_offset
+                position += requested.sub_offset
                 if after is None or position > after:
-                    raise InvalidOffset(f"The message at the fork offset has fewer than {asked.sub_offset} bytes.")
-        return ForkPoint(source.id, source.name, index, position, asked.offset, asked.sub_offset)
+                    raise InvalidOffset(f"The message at the fork offset has fewer than {requested.sub_offset} bytes.")
+        return ForkPoint(source.id, source.name, index, position, requested.offset, requested.sub_offset)
 
     def boundary(self, stream: LiveStream, index: int) -> int | None:
         """The byte position after `index` messages of the stream, also of inherited ones."""
@@ -172,18 +172,18 @@ class StreamReader:
         return ReadChunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
 
     def check_readable(self, stream: LiveStream, start: Offset) -> None:
-        """Refuse to continue from `start` when the stream was deleted or trimmed since."""
+        """Refuse to continue from `start` if the stream was deleted or trimmed in the meantime."""
         if stream.id not in self._by_id:
             raise StreamNotFound(f"Stream {stream.name!r} was deleted while it was being read.")
         if start.message_index < stream.durable_retained_index:
             raise gone_before(stream)
 
     def first_messages(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Offset:
-        """The end of the first `count` messages of a range, or its own where it has fewer."""
+        """The end of the first `count` messages of a range, or the end of the range if it has fewer."""
         if end.message_index - start.message_index <= count:
             return end
         position = self.boundary(stream, start.message_index + count)
-        assert position is not None, "the range lies within what is durable"
+        assert position is not None, "the range is durable"
         return Offset(start.message_index + count, position)
 
     def buffers(self, chunk: ReadChunk) -> list[Buffer]:
@@ -192,14 +192,14 @@ class StreamReader:
         return list(chain.from_iterable(pieces))
 
     def fetch(self, chunk: ReadChunk) -> None:
-        """Make sure that a chunk can be read without waiting for an object store."""
+        """Load a chunk, so that it can be read later without waiting for an object store."""
         self.buffers(chunk)
 
     def slices(self, chunk: ReadChunk, *, waits: bool = False) -> Iterator[Buffer]:
-        """The bytes of a chunk, taken from storage a slice at a time as the reader drains them.
+        """The bytes of a chunk, read from storage in slices as the reader consumes them.
 
-        The first slice is read now, so that damage at the beginning can still be answered with an error. A reader that
-        `waits` gets a `Pending` where it has to; for others that is an error.
+        The first slice is read now, so that damage at the beginning still results in an error response. A reader that
+        `waits` gets a `Pending` if data is being fetched; for others that is an error.
         """
         slices = self._slices(chunk, waits=waits)
         first = tuple(islice(slices, 1))
@@ -234,19 +234,19 @@ class StreamReader:
             if start == end:
                 continue
             if self._ends_within_message(stream_id, end):
-                whole = (
+                complete = (
                     self._storage.lengths(stream_id, start.message_index, end.message_index - 1)
                     if end.message_index - 1 > start.message_index
                     else ()
                 )
-                lengths.extend(whole)
-                lengths.append(end.byte_position - start.byte_position - sum(whole))
+                lengths.extend(complete)
+                lengths.append(end.byte_position - start.byte_position - sum(complete))
             else:
                 lengths.extend(self._storage.lengths(stream_id, start.message_index, end.message_index))
         return lengths
 
     def arrivals(self, chunk: ReadChunk) -> array[int]:
-        """When each message of a chunk arrived, in milliseconds; 0 where that is not known."""
+        """The arrival time of each message of a chunk, in milliseconds; 0 if it is unknown."""
         times = array("Q")
         for stream_id, start, end in chunk.spans:
             if start.message_index < end.message_index:
@@ -255,7 +255,7 @@ class StreamReader:
         return times
 
     def since(self, stream: LiveStream, at_ms: int) -> Offset:
-        """Where the first message begins that arrived at `at_ms` or later; the tail if there is none.
+        """The offset of the first message that arrived at `at_ms` or later; the tail if there is none.
 
         Messages of unknown time are not skipped, unless the marks of retention show that they arrived before.
         """
@@ -263,7 +263,7 @@ class StreamReader:
             return Offset(stream.durable_index, stream.durable_position)
         owner, index = stream, stream.durable_index
         while owner.fork is not None and at_ms <= owner.created_ms and owner.base_index > stream.durable_retained_index:
-            # All of its own messages arrived after it was created, and all before them no later.
+            # Its own messages arrived after its creation, and all earlier ones before that.
             index = min(index, owner.base_index)
             owner = self._lineages.of(owner).origin
         first = max(owner.base_index, owner.floor_index, stream.durable_retained_index)
@@ -280,7 +280,7 @@ class StreamReader:
         limit = start.byte_position + max_bytes
         fits = end.byte_position <= limit
         if not fits:
-            # What begins beyond the limit is not part of it.
+            # Skip incarnations that begin beyond the limit.
             stream, above = self._lineages.below(stream, limit)
             if above is not None:
                 end = min(end, above.base)
@@ -306,11 +306,13 @@ class StreamReader:
                 left -= end.byte_position - start.byte_position
                 continue
             # The last message of a span may be a part of a source's message: it is returned completely or not at all.
-            whole_end = end.message_index - 1 if self._ends_within_message(stream_id, end) else end.message_index
-            if whole_end == start.message_index:
+            last_complete = end.message_index - 1 if self._ends_within_message(stream_id, end) else end.message_index
+            if last_complete == start.message_index:
                 cut = end
             else:
-                cut = Offset(*self._storage.cut(stream_id, start.message_index, start.byte_position, whole_end, left))
+                cut = Offset(
+                    *self._storage.cut(stream_id, start.message_index, start.byte_position, last_complete, left)
+                )
             if not kept or cut.byte_position - start.byte_position <= left:
                 kept.append(IncarnationSpan(stream_id, start, cut))
             break

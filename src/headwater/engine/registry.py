@@ -1,9 +1,9 @@
-"""The registry: a JSON stream that reports the creation and deletion of every stream, for browsers to follow.
+"""The registry: a JSON stream with the creation and deletion of every stream, for browsers to follow.
 
 Its events are those of the state protocol, so that folding them gives the list of streams. Only the server writes to
-it. An event is appended after what it reports is durable; a crash can fall between the two. So at every start the
-registry is folded, compared with the streams that exist, and corrected, a slice at a time while the server runs. A
-registry whose events are mostly out of date is replaced by a new one.
+it. An event is appended after the change is durable, so a crash between the two can lose it. So at every start the
+registry is folded, compared with the existing streams, and corrected, in slices while the server runs. A registry whose
+events are mostly out of date is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BATCH: Final = 1_000
 FOLD_BYTES: Final = 256 * 1024
 """How much of the registry is folded in one slice."""
 RETRY_S: Final = 5.0
-"""When to correct the registry after a failed write."""
+"""Delay before the registry is corrected after a failed write."""
 REPLACE_MIN: Final = 10_000
-"""Events that are out of date before a registry may be replaced."""
+"""Minimum number of outdated events before a registry is replaced."""
 REPLACE_SHARE: Final = 4
-"""It is replaced when it has so many times the events that a new one would have."""
+"""It is replaced when it has this many times the events of a new one."""
 
 
 class _RegistryHeaders(msgspec.Struct):
@@ -44,7 +44,7 @@ class _RegistryHeaders(msgspec.Struct):
 
 
 class _StreamValue(msgspec.Struct, rename="camel"):
-    """A stream as the registry reports it."""
+    """A stream in an event of the registry."""
 
     path: str = ""
     content_type: str = ""
@@ -59,7 +59,7 @@ class _RegistryEvent(msgspec.Struct, omit_defaults=True):
 
 
 class _ListedStreams:
-    """The registry, folded."""
+    """The folded registry."""
 
     def __init__(self) -> None:
         self.values: dict[str, _StreamValue] = {}
@@ -87,13 +87,13 @@ class StreamRegistry:
         self._engine = engine
         self._scheduler = scheduler
         self._events: list[_RegistryEvent] = []
-        """Not yet appended: of this tick, or since a correction began."""
+        """Events that are not appended yet: of this loop iteration, or since a correction began."""
         self._correction: Iterator[None] | None = None
         self._timer: Timer | None = None
         self._is_off = False
 
     def start(self) -> None:
-        """Create the registry if it is missing, and begin to correct it. From now on clients can only read it."""
+        """Create the registry if it is missing, make it read-only for clients, and begin to correct it."""
         self._engine.server_streams.add(REGISTRY_NAME)
         self._engine.publisher.on_created.append(self._created)
         self._engine.publisher.on_deleted.append(self._deleted)
@@ -119,7 +119,7 @@ class StreamRegistry:
             self._report(_removed(stream.name))
 
     def _report(self, event: _RegistryEvent) -> None:
-        """Append at the end of the tick: one append, however many streams were created and deleted in it."""
+        """Append at the end of the loop iteration: one append for all streams that were created and deleted in it."""
         if not self._events and self._correction is None:
             self._scheduler.soon(self._flush)
         self._events.append(event)
@@ -151,7 +151,7 @@ class StreamRegistry:
             self._timer = self._scheduler.later(RETRY_S, self._correct)
 
     def _correct(self) -> None:
-        """Make the registry list exactly the streams that exist. Events wait until that is done."""
+        """Make the registry list exactly the existing streams. New events wait until that is done."""
         self._timer = None
         if self._is_off or self._correction is not None:
             return
@@ -200,7 +200,7 @@ class StreamRegistry:
         self._engine.create(request, self._appended, by_server=True)
 
     def _fold(self, registry: LiveStream, listed: _ListedStreams) -> Generator[None, None, str | None]:
-        """Fold a slice at a time; returns why the registry should be replaced, if it should."""
+        """Fold the registry in slices; returns why it should be replaced, or None."""
         if registry.closed:
             return "is closed"
         if not registry.type.json:
@@ -224,7 +224,7 @@ class StreamRegistry:
         return "has mostly events that are out of date" if listed.is_mostly_stale else None
 
     def _compare(self, listed: _ListedStreams) -> Iterator[None]:
-        """Append what the registry lacks. Streams may be created and deleted during that; their events follow."""
+        """Append the missing events. Streams may be created and deleted meanwhile; their events follow."""
         values = listed.values
         names = iter(tuple(self._engine.catalog.by_name))
         missing = dict(values)
@@ -239,11 +239,11 @@ class StreamRegistry:
                     events.append(_written(stream, "insert" if value is None else "update"))
             self._append_to(listed, events)
             yield
-        gone = iter(missing)
-        while batch := tuple(islice(gone, BATCH)):
+        removed = iter(missing)
+        while batch := tuple(islice(removed, BATCH)):
             self._append_to(listed, [_removed(name) for name in batch])
             yield
-        self._events = [event for event in self._events if _is_news(event, listed)]
+        self._events = [event for event in self._events if _changes_list(event, listed)]
 
     def _append_to(self, listed: _ListedStreams, events: Sequence[_RegistryEvent]) -> None:
         for event in events:
@@ -252,7 +252,7 @@ class StreamRegistry:
             self._append(events)
 
 
-def _is_news(event: _RegistryEvent, listed: _ListedStreams) -> bool:
+def _changes_list(event: _RegistryEvent, listed: _ListedStreams) -> bool:
     """Apply a delayed event to the list; return whether it changes it."""
     if listed.values.get(event.key) == event.value:
         return False
@@ -263,7 +263,7 @@ def _is_news(event: _RegistryEvent, listed: _ListedStreams) -> bool:
 
 
 def _event_of(element: msgspec.Raw) -> _RegistryEvent | None:
-    """Parse an event of the registry. Other messages may exist from a time when clients could write."""
+    """Parse an event of the registry. There may be other messages from a time when clients could write."""
     try:
         event = _decode_event(element)
     except msgspec.DecodeError:
@@ -278,7 +278,7 @@ def _event_of(element: msgspec.Raw) -> _RegistryEvent | None:
 
 
 def _ignore(_: object) -> None:
-    """Ignore the answer: later entries of the queue show whether the write succeeded."""
+    """Ignore the result: later entries of the queue show whether the write succeeded."""
 
 
 def _is_listed(name: str) -> bool:

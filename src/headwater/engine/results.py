@@ -27,11 +27,11 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     tail_position: int
     closed: bool
     producer: ProducerHeaders | None
-    """The producer of the request with the highest sequence number that the stream has accepted from it."""
+    """The producer of the request, with the highest sequence number that the stream has accepted from it."""
     stream_id: int = 0
     """The incarnation that was appended to."""
     digest: int | None = None
-    """For a duplicate: the digest of the body that was accepted, while it is known."""
+    """For a duplicate: the digest of the accepted body, if it is still kept."""
 
 
 class Deleted(msgspec.Struct, frozen=True, gc=False):
@@ -52,7 +52,7 @@ def accepted_producer(stream: LiveStream, producer: ProducerHeaders | None) -> P
 
 
 def duplicate_append(stream: LiveStream, producer: ProducerHeaders | None) -> Appended:
-    """The answer to a duplicate: the producer's highest sequence number, and the digest of the accepted body."""
+    """The result of a duplicate: the producer's highest sequence number, and the digest of the accepted body."""
     assert producer is not None, "only a request with a producer can be a duplicate"
     assert stream.producers is not None, "a duplicate has an original"
     state = stream.producers[producer.id]

@@ -1,13 +1,13 @@
 """Retention: free bytes that cannot be read any more, and drop the front of streams by age and size.
 
-The bytes of a stream may be removed when they lie before what it retains, before what any fork at any depth still reads
-from it, and before the start of a running bootstrap (a pin). `_update_floor` computes that floor, lets storage trim to
+The bytes of a stream may be removed when they are before what it retains, before what any fork at any depth still reads
+from it, and before the start of a running bootstrap (a pin). `_update_floor` computes that floor, trims storage to
 it, and continues with the source of the stream, whose floor may have moved with it.
 
 Each stream with forks has a heap of the offsets that its forks need. Needs only move forward, so an outdated entry is
 skipped: deleting a thousand forks takes a thousand steps, not a million.
 
-Trimming is not recorded. It follows from the catalog, and is computed again at every start.
+Trimming is not recorded: the floors are computed from the catalog at every start.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger("headwater.engine")
 
 INTERVAL_S: Final = 0.5
 CHECKED_MAX: Final = 5000
-"""Streams checked in one run of the timer: some milliseconds."""
+"""Streams checked in one run of the timer, which takes some milliseconds."""
 
 
 class Pin:
-    """Keeps a stream's bytes from an offset on for a running bootstrap. Release it exactly once."""
+    """Keeps a stream's bytes from an offset for a running bootstrap. Release it exactly once."""
 
     __slots__ = ("_keeper", "offset", "stream")
 
@@ -70,24 +70,24 @@ class RetentionKeeper:
         self._freed = freed
         self._retain = retain
         self._trusts_clock = trusts_clock
-        """False after a clock jump: then nothing is dropped for its age."""
+        """False after a clock jump: then nothing is dropped because of its age."""
         self._pins: dict[int, list[Pin]] = {}
         self._sources: dict[int, int] = {}
         """The source of each fork."""
         self._needs: dict[int, Offset] = {}
-        """What each fork needs of its source, as long as it needs anything."""
+        """The first offset that each fork needs of its source; missing if it needs nothing."""
         self._needs_by_source: dict[int, list[tuple[int, int, int]]] = {}
         self._ended: set[int] = set()
-        """Streams that only their forks still read from. Decided but not durable ends do not count here."""
+        """Deleted streams that only forks still read. A deletion counts when it is durable."""
         self._watched: dict[int, None] = {}
         self._turn: deque[int] = deque()
         self._timer: Timer | None = None
         self._failed: set[int] = set()
         self.errors = 0
-        """Steps that failed, counted; of each stream only the first is logged."""
+        """The number of failed steps; for each stream only the first is logged."""
         self.rule: Final = rule
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- startup and shutdown --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Register all forks, sources after their forks, then trim every stream to its floor."""
@@ -100,7 +100,7 @@ class RetentionKeeper:
             self._watch(stream)
         orphans = [fork for id_ in forks.keys() - self._by_id.keys() for fork in forks[id_]]
         for fork in orphans:
-            log.error("the source of stream %r is missing: only what it has itself can be read", fork.name)
+            log.error("the source of stream %r is missing: only its own data can be read", fork.name)
         sources = (self._by_id[id_] for id_ in forks if id_ in self._by_id)
         in_order = [stream for stream in sources if stream.fork is None] + orphans
         for stream in in_order:
@@ -116,7 +116,7 @@ class RetentionKeeper:
             self._timer.cancel()
             self._timer = None
 
-    # -- what has become durable -----------------------------------------------------------------------------------
+    # -- durable records -------------------------------------------------------------------------------------------
 
     def created(self, stream: LiveStream) -> None:
         self._note_need(stream)
@@ -126,7 +126,7 @@ class RetentionKeeper:
         self._update_floor(stream.id)
 
     def ended(self, stream: LiveStream, removed: Sequence[int]) -> None:
-        """A stream was deleted. `removed` are the stream and the deleted sources above it that were removed with it."""
+        """Handle a deletion. `removed` are the stream and the deleted sources above it that were removed with it."""
         self._watched.pop(stream.id, None)
         self._failed.discard(stream.id)
         if not removed:
@@ -145,7 +145,7 @@ class RetentionKeeper:
     # -- pins ------------------------------------------------------------------------------------------------------
 
     def pin(self, stream: LiveStream, offset: Offset) -> Pin:
-        """Keep everything from `offset` on readable. It must not lie before what is retained now."""
+        """Keep everything from `offset` readable. It must not be before the earliest retained offset."""
         assert offset >= Offset(stream.durable_retained_index, stream.durable_retained_position)
         pin = Pin(self, stream, offset)
         self._pins.setdefault(stream.id, []).append(pin)
@@ -161,7 +161,7 @@ class RetentionKeeper:
     # -- floors ----------------------------------------------------------------------------------------------------
 
     def _update_floor(self, stream_id: int) -> None:
-        """Trim a stream to its floor, then the one that it was forked from, and so on up while needs change."""
+        """Trim a stream to its floor, then its source, and so on while needs change."""
         stream = self._by_id.get(stream_id)
         while stream is not None:
             self._trim(stream)
@@ -192,7 +192,7 @@ class RetentionKeeper:
             stream.floor_index, stream.floor_position = floor.message_index, floor.byte_position
 
     def _note_need(self, stream: LiveStream) -> bool:
-        """What a fork needs of its source: from its floor on, where that lies before its own data. True if changed."""
+        """Update what a fork needs of its source: from its floor, if that is before its own data. True if changed."""
         if stream.fork is None:
             return False
         floor = self._floor(stream)
@@ -228,7 +228,7 @@ class RetentionKeeper:
                 self._attempt(stream, self._advance)
 
     def _attempt(self, stream: LiveStream, step: Callable[[LiveStream], None]) -> None:
-        """Do one step for a stream. An error of one (a damaged index page) must not affect the others."""
+        """Run one step for a stream. An error of one (a damaged index page) must not affect the others."""
         try:
             step(stream)
         except Exception as error:
@@ -246,8 +246,8 @@ class RetentionKeeper:
         if due is not None and due.message_index > stream.retained_index:
             self._retain(stream, Retain(stream.id, now_ms, due.message_index, due.byte_position, None, starts_tracking))
         elif starts_tracking:
-            here = stream.retained
-            self._retain(stream, Retain(stream.id, now_ms, here.message_index, here.byte_position, None, True))
+            retained = stream.retained
+            self._retain(stream, Retain(stream.id, now_ms, retained.message_index, retained.byte_position, None, True))
 
     def _due(self, stream: LiveStream, rule: RetentionRule, now_ms: int) -> Offset | None:
         """The offset that retention may move to. Messages after a snapshot stay until the next one covers them:
@@ -255,8 +255,8 @@ class RetentionKeeper:
         if stream.snapshot is not None:
             return None
         too_much = self._too_much(stream, rule.max_bytes) if rule.max_bytes else None
-        judges_age = rule.max_age_ms and self._trusts_clock()
-        too_old = self._too_old(stream, now_ms - rule.max_age_ms) if judges_age else None
+        checks_age = rule.max_age_ms and self._trusts_clock()
+        too_old = self._too_old(stream, now_ms - rule.max_age_ms) if checks_age else None
         return max((offset for offset in (too_much, too_old) if offset is not None), default=None)
 
     def _too_old(self, stream: LiveStream, until_ms: int) -> Offset | None:
@@ -269,7 +269,7 @@ class RetentionKeeper:
         return Offset(*mark)
 
     def _too_much(self, stream: LiveStream, max_bytes: int) -> Offset | None:
-        """The last offset after which at least `max_bytes` remain, once the stream has grown well beyond that."""
+        """The last offset after which at least `max_bytes` remain; None unless the stream is well beyond that size."""
         start = stream.retained
         excess = stream.durable_position - start.byte_position - max_bytes
         if excess <= max_bytes // SLACK_SHARE:

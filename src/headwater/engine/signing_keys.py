@@ -1,6 +1,6 @@
-"""The server's signing keys and its token secret: created when first needed, stored as documents, never shown.
+"""The server's signing keys and its token secret: created when first needed, stored as documents, never exposed.
 
-A key is durable no later than anything that was signed with it, because both go through the one commit queue in
+A key is durable no later than anything that was signed with it, because both pass through the commit queue in
 order. So a crash cannot lose a key whose signature a receiver already has.
 """
 
@@ -30,7 +30,7 @@ SECRET_KEY: Final = "token-secret"
 
 class SigningKeys:
     def __init__(self, engine: StreamHost, rotation_ms: int = 0) -> None:
-        """`rotation_ms` is the age at which a key gets a successor; 0 never."""
+        """`rotation_ms` is the age at which a key is replaced; 0 means never."""
         self._engine = engine
         self._rotation_ms = rotation_ms
         self._keys: list[SigningKey] = []
@@ -43,7 +43,7 @@ class SigningKeys:
         self._secret = documents.get(SECRET_KEY)
 
     def secret(self) -> bytes:
-        """The secret that tokens are made with."""
+        """The secret that signs tokens."""
         if self._secret is None:
             secret = secrets.token_bytes(SEED_BYTES)
             self._engine.put_document(SECRET_KEY, secret, None, None)
@@ -51,7 +51,7 @@ class SigningKeys:
         return self._secret
 
     def current(self) -> SigningKey:
-        """The key that signs now. There is one from the first call on."""
+        """The key that signs now; the first call creates one."""
         now_ms = self._engine.now_ms()
         if not self._keys:
             self._add(SavedKey(secrets.token_bytes(SEED_BYTES), now_ms, now_ms))
@@ -62,7 +62,7 @@ class SigningKeys:
         return current_key(self._keys, now_ms)
 
     def rotate(self) -> SigningKey:
-        """Make a new key. It is published at once and signs as soon as no cached key set can lack it."""
+        """Create a new key. It is published at once, and signs when every cached key set contains it."""
         now_ms = self._engine.now_ms()
         active_from_ms = now_ms + JWKS_MAX_AGE_S * 1000 if self._keys else now_ms
         self._prune(now_ms)
@@ -70,8 +70,8 @@ class SigningKeys:
 
     def published(self) -> list[PublicKey]:
         """The public keys that receivers may need, newest first."""
-        gone = set(outlived(self._keys, self._engine.now_ms()))
-        return [key.public for key in reversed(self._keys) if key not in gone]
+        expired = set(outlived(self._keys, self._engine.now_ms()))
+        return [key.public for key in reversed(self._keys) if key not in expired]
 
     def _add(self, saved: SavedKey) -> SigningKey:
         key = SigningKey(saved)

@@ -1,7 +1,7 @@
-"""Long work on the event loop, done in slices that are too short for other clients to notice.
+"""Run long work on the event loop in slices that are too short to affect other clients.
 
-All jobs share one slice per iteration of the loop, and take turns: many jobs take longer, but never block the loop
-longer than one does.
+All jobs share one slice per iteration of the loop, and take turns: many jobs take longer, but do not block the loop
+longer than one job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headwater.engine.scheduler import Scheduler
 log = logging.getLogger("headwater.engine")
 
 SLICE_S: Final = 0.005
-"""Time for one slice. A request may block the loop for 50 ms, and writing what a slice saved takes as long again."""
+"""Time for one slice. The limit for a block of the loop is 50 ms, and the write after a slice takes as long again."""
 STEPS_MAX: Final = 2_000
 """Steps in one slice. Each may save something, and all of it is one commit."""
 
@@ -31,7 +31,7 @@ class Slices:
         self._is_scheduled = False
 
     def add(self, steps: Iterator[object], done: OnFinished) -> None:
-        """Run `steps` to its end in later iterations of the loop, then call `done` with what it raised, if anything.
+        """Run `steps` to its end in later iterations of the loop, then call `done` with its exception or None.
 
         Each `next` of `steps` must be short: a slice can only end between two of them.
         """

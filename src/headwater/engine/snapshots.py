@@ -1,7 +1,7 @@
 """Snapshots: publish an uploaded blob as the latest snapshot of a stream, and delete the previous one.
 
-The blob is durable before the record that names it is decided, and deleted only after no durable record names it any
-more. A fork begins with its source's snapshot, so references to blobs are counted: a blob is deleted with its last
+The blob is durable before the record that refers to it is queued, and deleted only after no durable record refers to it
+any more. A fork begins with its source's snapshot, so references to blobs are counted: a blob is deleted with its last
 reference. Blobs left over by a crash are removed at the next start.
 """
 
@@ -38,7 +38,7 @@ class Published(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenSnapshot:
-    """An open snapshot: it can be read to its end even if another one is published. Must be closed."""
+    """An open snapshot, which can be read to its end even if another one is published. It must be closed."""
 
     __slots__ = ("_blob", "_miss", "_name", "ref")
 
@@ -49,7 +49,7 @@ class OpenSnapshot:
         self._miss: ColdRead | None = None
 
     def pages(self, *, waits: bool = False) -> Iterator[bytes]:
-        """Its bytes, in order, some at a time. A reader that `waits` gets a `Pending` where it has to."""
+        """Its bytes, in pages. A reader that `waits` gets a `Pending` while a page is being fetched."""
         for start in range(0, self.ref.size, PAGE_BYTES):
             while (page := self._page(start)) is None:
                 assert self._miss is not None
@@ -76,7 +76,7 @@ OnPublished: TypeAlias = Callable[[Published | Refusal], None]
 
 
 class SnapshotsHost(Protocol):
-    """The engine, as snapshots need it."""
+    """The part of the engine that snapshots use."""
 
     catalog: Catalog[LiveStream]
     reader: StreamReader
@@ -99,34 +99,34 @@ class Snapshots:
         self._engine = engine
         self._blobs = blobs
         self._background = background
-        self._held: dict[int, SnapshotRef] = {}
-        """The snapshot of each stream, as far as it is durable."""
-        self._holders: dict[int, int] = {}
-        """How many streams name a blob."""
+        self._snapshots: dict[int, SnapshotRef] = {}
+        """The durable snapshot of each stream."""
+        self._references: dict[int, int] = {}
+        """The number of streams that refer to each blob."""
         self.max_bytes = max_bytes
 
     def start(self) -> None:
         """Count the references of streams to blobs, and remove blobs without one."""
         for stream in self._engine.catalog:
             if stream.snapshot is not None and not stream.deleted:
-                self._hold(stream.id, stream.snapshot)
-        self._engine.claim_bytes(sum({ref.blob_id: ref.size for ref in self._held.values()}.values()))
+                self._add_reference(stream.id, stream.snapshot)
+        self._engine.claim_bytes(sum({ref.blob_id: ref.size for ref in self._snapshots.values()}.values()))
         found = self._blobs.ids()
-        for blob_id in found - self._holders.keys():
+        for blob_id in found - self._references.keys():
             self._blobs.delete(blob_id)
-        for stream_id, ref in self._held.items():
+        for stream_id, ref in self._snapshots.items():
             if ref.blob_id not in found:
                 name = self._engine.catalog.by_id[stream_id].name
                 log.error("the snapshot of stream %r (blob %016x) is missing", name, ref.blob_id)
 
     def check(self, name: str, token: str) -> tuple[LiveStream, Offset]:
-        """The stream and the offset of a snapshot. Raises the refusal if it cannot be published there."""
+        """Check where a snapshot is published; returns the stream and the offset, or raises the refusal."""
         stream = self._engine.look_up(name)
         tail = Offset(stream.durable_index, stream.durable_position)
         if token == BEGINNING and stream.retained_index:
             raise gone_before(stream)
-        offset = self._engine.reader.place(stream, token)
-        # What is retained is taken as decided, not as durable: a later record must never move it back.
+        offset = self._engine.reader.parse_offset(stream, token)
+        # Compare with the pending retained offset, not the durable one: a later record must never move it back.
         check_snapshot_offset(stream.id, offset, stream.retained, tail)
         if self._engine.reader.boundary(stream, offset.message_index) != offset.byte_position:
             raise off_boundary(token)
@@ -199,42 +199,42 @@ class Snapshots:
             Published(stream.id, offset),
         )
 
-    # -- what has become durable -----------------------------------------------------------------------------------
+    # -- durable records -------------------------------------------------------------------------------------------
 
     def inherited(self, record: Create) -> None:
         if record.snapshot is not None:
-            self._hold(record.id, record.snapshot)
+            self._add_reference(record.id, record.snapshot)
 
     def retained(self, record: Retain) -> None:
-        held = self._held.get(record.id)
+        held = self._snapshots.get(record.id)
         if record.snapshot is not None:
-            self._hold(record.id, record.snapshot)
+            self._add_reference(record.id, record.snapshot)
         elif held is not None and held.message_index < record.message_index:
-            del self._held[record.id]
+            del self._snapshots[record.id]
         else:
             return
         if held is not None:
-            self._let_go(held)
+            self._remove_reference(held)
 
     def ended(self, stream_id: int) -> None:
-        held = self._held.pop(stream_id, None)
+        held = self._snapshots.pop(stream_id, None)
         if held is not None:
-            self._let_go(held)
+            self._remove_reference(held)
 
-    def _hold(self, stream_id: int, ref: SnapshotRef) -> None:
-        self._held[stream_id] = ref
-        self._holders[ref.blob_id] = self._holders.get(ref.blob_id, 0) + 1
+    def _add_reference(self, stream_id: int, ref: SnapshotRef) -> None:
+        self._snapshots[stream_id] = ref
+        self._references[ref.blob_id] = self._references.get(ref.blob_id, 0) + 1
 
-    def _let_go(self, ref: SnapshotRef) -> None:
-        self._holders[ref.blob_id] -= 1
-        if not self._holders[ref.blob_id]:
-            del self._holders[ref.blob_id]
+    def _remove_reference(self, ref: SnapshotRef) -> None:
+        self._references[ref.blob_id] -= 1
+        if not self._references[ref.blob_id]:
+            del self._references[ref.blob_id]
             self._delete_blob(ref.blob_id, ref.size)
 
     def _delete_blob(self, blob_id: int, size: int) -> None:
         self._engine.release_bytes(size)
         if self._blobs.blocks:
-            self._background.run(lambda: self._blobs.delete(blob_id), _note)
+            self._background.run(lambda: self._blobs.delete(blob_id), _log_failure)
         else:
             self._blobs.delete(blob_id)
 
@@ -244,6 +244,6 @@ def _damaged(name: str, error: Exception) -> DataCorrupt:
     return DataCorrupt(f"The snapshot of stream {name!r} is missing or damaged, and is not served.")
 
 
-def _note(error: BaseException | None) -> None:
+def _log_failure(error: BaseException | None) -> None:
     if error is not None:
-        log.warning("a replaced snapshot could not be removed and stays until the next start: %s", error)
+        log.warning("a replaced snapshot could not be removed; the next start will remove it: %s", error)

@@ -27,10 +27,10 @@ class Store(NamedTuple):
 
     storage: Storage
     blobs: BlobStore
-    """Where snapshots are kept: in the persistent modes, in the directory that `storage` has locked."""
+    """The store of snapshots; in the persistent modes it is in the directory that `storage` has locked."""
     files: DeferredUnlinkFilesystem
     deferring: Deferring | None = None
-    """Set where packs and blobs are in an object store: how to read without waiting for it."""
+    """Set if packs and blobs are in an object store: the context for reads that must not wait for it."""
 
 
 def open_store(settings: StorageSettings, open_packs_max: int = OPEN_MAX, hot_tail_bytes: int | None = None) -> Store:

@@ -1,6 +1,6 @@
-"""A stream as the engine sees it: its pending state, and how much of that is durable.
+"""The state of a stream in the engine: its pending state, and how much of that is durable.
 
-The fields of `core.Stream` are *pending*: what the stream will be once all that is queued is committed. Writers are
+The fields of `StreamState` are *pending*: the state after all queued records are committed. Writers are
 checked against them. The fields added here are *durable*: readers see nothing beyond them.
 """
 
@@ -15,13 +15,13 @@ from headwater.core.records import Image
 
 
 class StreamFollower(Protocol):
-    """A live reader: a cursor on a stream, woken when there may be more for it."""
+    """A live reader: a cursor on a stream, woken when there may be more data."""
 
     def wake(self) -> None:
-        """Something was published: continue to read from the cursor."""
+        """Continue to read from the cursor, because something was published."""
 
     def gone(self, refusal: Refusal) -> None:
-        """The stream was deleted, or the cursor lies before what is retained."""
+        """End, because the stream was deleted, or the cursor is before the earliest retained offset."""
 
 
 class LiveStream(StreamState):
@@ -60,14 +60,14 @@ class LiveStream(StreamState):
         self.used_ms = 0
         """The latest use that is not recorded yet (see `Engine.touch`)."""
         self.followers: dict[StreamFollower, bool] | None = None
-        """Followers that published data wakes; the value says whether it is a live reader."""
+        """Followers to wake when data is published; the value says whether it is a live reader."""
         self.lineage: Lineage | None = None
-        """Where the data before the stream's own is found; computed when it is first needed."""
+        """The location of the data before the stream's own; computed when it is first needed."""
         self.live_readers = 0
         self.producers_idle_ms = 0
         """No producer can be evicted before this time."""
         self.frame: object = None
-        """The event frame that was encoded last, shared by all followers at the tail."""
+        """The last encoded event frame, shared by all followers at the tail."""
 
     @property
     def last_used_ms(self) -> int:
@@ -77,14 +77,14 @@ class LiveStream(StreamState):
         return deadline_ms(self.ttl_secs, self.expires_at_ms, self.last_used_ms) if self.mortal else None
 
     def expired(self, now_ms: int) -> bool:
-        """A stream with live readers does not expire by its sliding window, but it does at a fixed time."""
+        """Whether the stream has expired. Live readers extend a sliding window, but not a fixed time."""
         if self.live_readers and self.expires_at_ms is None:
             return False
         return super().expired(now_ms)
 
 
 class Lineage:
-    """Where the data before a fork's own is found (see `lineage`). A stream that is not a fork has itself for both."""
+    """The location of the data before a fork's own (see `lineage`). For other streams both are the stream itself."""
 
     __slots__ = ("depth", "generation", "jump", "origin")
 
@@ -92,6 +92,6 @@ class Lineage:
         self.origin = origin
         self.jump = jump
         self.depth = depth
-        """Origins above the stream."""
+        """The number of origins above the stream."""
         self.generation = generation
-        """Sources above the stream."""
+        """The number of sources above the stream."""

@@ -1,4 +1,4 @@
-"""What subscriptions, leases and the registry need of streams: those of one engine, or of all engines of a server."""
+"""The interface of subscriptions, leases and the registry to streams: of one engine, or of all engines of a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.engine.stream import LiveStream, StreamFollower
 
 
 class StreamCatalog(Protocol):
-    """The streams, by name and all of them, and the documents of the server."""
+    """The streams and the documents of the server."""
 
     @property
     def by_name(self) -> Mapping[str, LiveStream]: ...
@@ -27,7 +27,7 @@ class StreamCatalog(Protocol):
 
 
 class StreamAnnouncer(Protocol):
-    """Says when streams are created and deleted."""
+    """Announces created and deleted streams."""
 
     on_created: list[Callable[[LiveStream], None]]
     on_deleted: list[Callable[[LiveStream], None]]
@@ -36,7 +36,7 @@ class StreamAnnouncer(Protocol):
 class OffsetReader(Protocol):
     """Offsets of streams, and the messages of those that are in this process."""
 
-    def place(self, stream: LiveStream, text: str) -> Offset: ...
+    def parse_offset(self, stream: LiveStream, text: str) -> Offset: ...
 
     def boundary(self, stream: LiveStream, index: int) -> int | None: ...
 
@@ -46,13 +46,13 @@ class OffsetReader(Protocol):
 
 
 class DocumentWriter(Protocol):
-    """Writes the documents of the server: what it remembers beside its streams."""
+    """Writes the documents of the server, which are stored beside its streams."""
 
     def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None: ...
 
 
 class StreamAppender(Protocol):
-    """Appends as the server itself, or for a client."""
+    """Appends for the server itself, or for a client."""
 
     def append(
         self,

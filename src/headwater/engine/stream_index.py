@@ -1,6 +1,6 @@
-"""The index of all streams: names in order, for listings, and which streams changed after a cursor.
+"""The index of all streams: ordered names for listings, and the streams that changed after a cursor.
 
-The index is built when it is first used, in slices, and kept up to date from then on, so a server without such requests
+The index is built when it is first used, in slices, and kept up to date after that, so a server without such requests
 has no cost. A change is anything that readers see: a stream was created, appended to, closed, trimmed or deleted.
 A cursor is a number of changes of this run of the server. Invariant: for every cursor that is not refused, the streams
 that changed after it are known.
@@ -26,7 +26,7 @@ from headwater.engine.stream import LiveStream
 from headwater.engine.stream_host import StreamAnnouncer
 
 CHANGES_MAX: Final = 200_000
-"""Streams whose last change is remembered. A client that is further behind lists all streams again."""
+"""Streams whose last change is kept. A client that is further behind lists all streams again."""
 _NAMES_PER_STEP: Final = 500
 
 
@@ -64,7 +64,7 @@ class ChangeWaiter(Protocol):
 
 
 class IndexHost(Protocol):
-    """What the index needs of the engine."""
+    """The part of the engine that the index uses."""
 
     def now_ms(self) -> int: ...
 
@@ -90,16 +90,16 @@ class StreamIndex:
         self._when_built: list[Callable[[], None]] = []
         self._run = secrets.token_hex(8)
         self._count = 0
-        """Changes so far; the cursor."""
+        """The number of changes so far, which is the cursor."""
         self._floor = 0
-        """Changes up to this number may have been forgotten."""
+        """Changes up to this number may have been dropped."""
         self._last_change: dict[str, int] = {}
         """The number of the last change of each stream, in ascending order."""
         self._waiters: set[ChangeWaiter] = set()
         self._changed: set[str] = set()
         """Names that changed since the waiters were woken."""
 
-    # -- questions -------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def page(self, prefix: str, after: str | None, limit: int, done: OnIndexPage) -> None:
         """The first `limit` streams with a prefix whose names come after `after`."""
@@ -121,17 +121,17 @@ class StreamIndex:
     def changes_now(self, prefix: str, cursor: str | None, limit: int) -> ChangePage:
         """As `changes`, for an index that has been built."""
         if cursor is None:
-            return ChangePage((), self._spelled(self._count), has_more=False, is_complete=True)
-        since = self._parsed(cursor)
+            return ChangePage((), self._format_cursor(self._count), has_more=False, is_complete=True)
+        since = self._parse_cursor(cursor)
         if since is None:
-            return ChangePage((), self._spelled(self._count), has_more=False, is_complete=False)
+            return ChangePage((), self._format_cursor(self._count), has_more=False, is_complete=False)
         changed = takewhile(lambda item: item[1] > since, reversed(self._last_change.items()))
         found = [item for item in changed if _matches(item[0], prefix)]
         found.reverse()
         changes = tuple(StreamChange(name, self._visible(name)) for name, _ in found[:limit])
         has_more = len(found) > limit
         last = found[limit - 1][1] if has_more else self._count
-        return ChangePage(changes, self._spelled(last), has_more, is_complete=True)
+        return ChangePage(changes, self._format_cursor(last), has_more, is_complete=True)
 
     def wait(self, waiter: ChangeWaiter) -> None:
         """Wake the waiter after the next change of a stream with its prefix."""
@@ -140,7 +140,7 @@ class StreamIndex:
     def leave(self, waiter: ChangeWaiter) -> None:
         self._waiters.discard(waiter)
 
-    # -- building and keeping --------------------------------------------------------------------------------------
+    # -- building and updating -------------------------------------------------------------------------------------
 
     def _after_built(self, then: Callable[[], None]) -> None:
         if self._names is not None and not self._when_built:
@@ -178,7 +178,7 @@ class StreamIndex:
             self._names.discard(stream.name)
 
     def _mark(self, stream: LiveStream) -> None:
-        """A stream has changed."""
+        """Record a change of a stream."""
         name = stream.name
         self._count += 1
         self._last_change.pop(name, None)
@@ -201,11 +201,11 @@ class StreamIndex:
         stream = self._host.seen(name)
         return stream if stream is not None and not stream.expired(self._host.now_ms()) else None
 
-    def _spelled(self, count: int) -> str:
+    def _format_cursor(self, count: int) -> str:
         return f"{self._run}_{count:x}"
 
-    def _parsed(self, cursor: str) -> int | None:
-        """The number of a cursor, or None if it is of another run or too old."""
+    def _parse_cursor(self, cursor: str) -> int | None:
+        """The number of a cursor, or None if it is from another run or too old."""
         run, _, count = cursor.partition("_")
         try:
             since = int(count, 16)
@@ -215,5 +215,6 @@ class StreamIndex:
 
 
 def _matches(name: str, prefix: str) -> bool:
-    """Whether a listing of the prefix has the stream. Those of buckets are only in the listings of their buckets."""
+    """Whether a listing of the prefix contains the stream. Streams of buckets are only in the listings of their
+    buckets."""
     return name.startswith(prefix) and (is_client_name(name) or not is_client_name(prefix))

@@ -1,4 +1,4 @@
-"""Refusals of the engine's operations on a stream, each worded in one place."""
+"""Refusals that several operations on streams share."""
 
 from __future__ import annotations
 

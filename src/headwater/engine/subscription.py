@@ -1,4 +1,4 @@
-"""A subscription in memory: its links to streams, which of them have pending work, and its wake.
+"""A subscription in memory: its links to streams, its pending work, and its wake.
 
 A link follows its stream as a live reader does, so an append to a stream without links costs nothing, and an append to
 a stream with links costs one comparison per link. Invariant: `pending` holds exactly the links whose cursor lies before
@@ -18,21 +18,21 @@ from headwater.core.subscriptions import Phase, SavedLink, SavedSubscription, Wa
 from headwater.engine.stream import LiveStream
 
 REPORTED_MAX: Final = 1_000
-"""Streams that one wake reports, those with pending work first. It keeps the body small, however many are linked."""
+"""Streams that one wake reports, those with pending work first. It limits the size of the body."""
 
 
 class SubscriptionOwner(Protocol):
-    """What subscriptions and links notify of changes."""
+    """The owner of subscriptions and links, which is notified of changes."""
 
     def mark_dirty(self, subscription: Subscription) -> None:
-        """There is new work, or no work any more: process the subscription soon."""
+        """Process the subscription soon: it has new work, or no more work."""
 
     def on_stream_ended(self, link: Link) -> None:
         """The stream of the link was deleted or has expired."""
 
 
 class LinkState(NamedTuple):
-    """A linked stream as wakes and answers report it."""
+    """The state of a linked stream in wakes and responses."""
 
     path: str
     link_type: str
@@ -42,15 +42,15 @@ class LinkState(NamedTuple):
     stream_id: int
     """The incarnation of the stream; 0 for a name without a stream."""
 
-    def spelled(self, offset: Offset) -> str:
-        """One of its offsets as answers spell it; a name without a stream has no incarnation."""
+    def token(self, offset: Offset) -> str:
+        """The token of an offset in responses; a name without a stream has no incarnation."""
         return (
             format_token(offset.message_index, offset.byte_position, self.stream_id) if self.stream_id else str(offset)
         )
 
 
 class WakeFailure(NamedTuple):
-    """Failed attempts to wake a worker since the last success, the reason of the last one, and the next attempt."""
+    """Failed attempts to wake a worker since the last success, the reason of the last one, and the next retry."""
 
     attempts: int
     reason: str
@@ -84,7 +84,7 @@ class Link:
             subscription.owner.mark_dirty(subscription)
 
     def gone(self, refusal: Refusal) -> None:
-        # Data that retention dropped before it was processed is still pending: the worker must learn that it is gone.
+        # Data that retention dropped before it was processed is still pending: the worker must get the error.
         if not isinstance(refusal, OffsetGone):
             self.subscription.owner.on_stream_ended(self)
 
@@ -101,13 +101,13 @@ class Link:
 
     def move(self, offset: Offset) -> None:
         """Mark everything before `offset` as processed."""
-        assert offset >= self.acked, "a cursor never goes back"
+        assert offset >= self.acked, "a cursor never moves back"
         self.acked = offset
         if self.stream is None or self.stream.durable_index <= offset.message_index:
             self.subscription.pending.pop(self.name, None)
 
     def detach(self) -> None:
-        """Forget the stream, and the work that was pending in it."""
+        """Remove the stream from the link, and its pending work."""
         self.stream = None
         self.acked = ZERO
         self.subscription.pending.pop(self.name, None)
@@ -117,7 +117,7 @@ class Link:
         return SavedLink(self.explicit, stream_id, self.acked.message_index, self.acked.byte_position)
 
     def state(self) -> LinkState:
-        # A link that is both counts as explicit (protocol §6.1).
+        # A link that is explicit and by pattern is reported as explicit (protocol §6.1).
         kind = "explicit" if self.explicit else "glob"
         stream_id = self.stream.id if self.stream is not None else 0
         return LinkState(self.name, kind, self.acked, self.tail, self.has_pending, stream_id)
@@ -151,31 +151,32 @@ class Subscription:
         self.config: Final = saved.config
         self.glob: Final = Glob(tuple(saved.config.pattern.split("/"))) if saved.config.pattern is not None else None
         self.follows_buckets: Final = is_bucketed(saved.config.pattern or "")
-        """Its pattern is for streams of buckets."""
+        """Whether its pattern is for streams of buckets."""
         self.owner: Final = owner
         self.wake = Wake()
         self.deliverable = self.wake
         """The last wake that is durable and may be delivered to a webhook."""
         self.is_call_queued = False
-        """A webhook call waits for its turn. It delivers whatever is deliverable then, so one is enough."""
+        """Whether a webhook call is queued. It delivers the wake that is deliverable when it is made, so one is
+        enough."""
         self.links: dict[str, Link] = {}
         self.pending: dict[str, Link] = {}
         self.is_ready = False
-        """All existing streams are linked. No worker is woken before that."""
+        """Whether all existing streams are linked. No worker is woken before that."""
         self.is_deleted = False
         self.is_incomplete = False
-        """Streams that its pattern matches wait for room to be linked."""
+        """Whether a limit keeps streams that its pattern matches from being linked."""
         self.is_dirty = False
-        """It waits to be processed."""
+        """Whether it waits to be processed."""
         self.alarm_ms: int | None = None
         self.retry_at_ms: int | None = None
-        """When to retry what storage or a wake stream refused."""
+        """When to retry after storage or a wake stream refused a write."""
         self.failure_reason = ""
         """Why the last delivery or announcement failed; empty after a success and after a restart."""
 
     @property
     def failure(self) -> WakeFailure | None:
-        """What keeps its worker from being woken, if something does."""
+        """Why its worker cannot be woken, or None."""
         wake = self.wake
         if not wake.failures and not self.failure_reason:
             return None

@@ -1,7 +1,7 @@
 """All subscriptions: the requests of clients, and recovery after a restart.
 
 Stored as documents: `subscription/{id}`, the configuration, which never changes; `wake/{id}` (see `wakes`) and
-`link/{id}/{stream}` (see `links`). A request is answered when everything that the answer depends on is durable.
+`link/{id}/{stream}` (see `links`). A request gets its response when everything that this depends on is durable.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from headwater.engine.webhooks import Caller
 
 SUBSCRIPTION_PREFIX: Final = "subscription/"
 LINKS_PAGE_MAX: Final = 1_000
-"""Links in one answer: a subscription may have a hundred thousand, and an answer is built while others wait."""
+"""Links in one response: a subscription may have a hundred thousand, and other clients wait meanwhile."""
 
 
 class View(NamedTuple):
@@ -60,10 +60,10 @@ class View(NamedTuple):
     is_failing: bool
     link_count: int
     links: Sequence[LinkState]
-    """The links of one page, in the order of their names; none in a listing."""
+    """The links of one page, in the order of their names; empty in a listing."""
     has_more_links: bool
     is_incomplete: bool
-    """Some streams that its pattern matches are not linked yet, because a limit is reached."""
+    """Whether a limit keeps streams that its pattern matches from being linked."""
     kid: str | None
     """The id of the key that signs its webhooks."""
     failure: WakeFailure | None
@@ -115,13 +115,13 @@ class Subscriptions:
             fences.claims = self
         self._by_id: dict[str, Subscription] = {}
         self._locked: dict[str, list[Callable[[], None]]] = {}
-        """Ids of subscriptions that are being created or removed, with the requests that wait for the end of it."""
+        """Ids of subscriptions that are being created or removed, with the requests that wait for that."""
         self._by_wake_stream: dict[str, dict[Subscription, None]] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    # -- start and stop ------------------------------------------------------------------------------------------------
+    # -- startup and shutdown ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Rebuild the subscriptions from the stored documents. No worker is woken yet."""
@@ -142,7 +142,7 @@ class Subscriptions:
         self._engine.publisher.on_created.append(self._stream_created)
 
     def begin(self) -> None:
-        """Begin to wake workers. They answer over HTTP, so the server must listen by now."""
+        """Begin to wake workers. They respond over HTTP, so the server must already be listening."""
         self._wakes.start(tuple(self._by_id.values()))
 
     async def stop(self) -> None:
@@ -150,7 +150,7 @@ class Subscriptions:
         self._wakes.stop()
         await self._caller.stop()
 
-    def answer(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Run `work`, and call `done` with its result when everything that the result depends on is durable."""
         try:
             result = work()
@@ -164,16 +164,16 @@ class Subscriptions:
         """Create a subscription, or confirm that it exists with the same configuration."""
         waiting = self._locked.get(id_)
         if waiting is not None and len(waiting) >= self.limits.max_waiting_requests:
-            done(SubscriptionBusy(f"{len(waiting)} other requests wait for subscription {id_!r}; try again."))
+            done(SubscriptionBusy(f"{len(waiting)} other requests wait for subscription {id_!r}; retry later."))
         elif waiting is not None:
             waiting.append(partial(self.put, id_, config, base_url, done))
         elif id_ in self._by_id:
-            self.answer(partial(self._confirm, id_, config), done)
+            self.run(partial(self._confirm, id_, config), done)
         elif len(self._by_id) + len(self._locked) >= self.limits.max_subscriptions:
             done(SubscriptionLimitReached(f"The limit of {self.limits.max_subscriptions} subscriptions is reached."))
         else:
             self._locked[id_] = []
-            create = partial(self._create, id_, config, base_url, partial(self._answer_creation, id_, done))
+            create = partial(self._create, id_, config, base_url, partial(self._on_created, id_, done))
             if config.webhook_url is None:
                 create(None)
             else:
@@ -203,7 +203,7 @@ class Subscriptions:
         if subscription is None:
             return
         self._wakes.seal(subscription)
-        # The configuration is removed first. The rest is then orphaned, and the next start removes what is left of it.
+        # The configuration is removed first. The rest is then orphaned, and the next start removes the remainder.
         self._engine.put_document(_subscription_key(id_), None, None, None)
         subscription.is_deleted = True
         del self._by_id[id_]
@@ -214,12 +214,12 @@ class Subscriptions:
         self._links.end(subscription, partial(self._unlock, id_))
 
     def link(self, id_: str, names: Iterable[str]) -> None:
-        """Link streams explicitly, each at its current tail unless it is linked already."""
+        """Link streams explicitly, each at its current tail unless it is already linked."""
         subscription = self._find(id_)
         names = tuple(names)
         if subscription.config.wake_stream in names:
             raise InvalidSubscription("A subscription cannot follow its own wake_stream.")
-        self._links.check_room(subscription, sum(name not in subscription.links for name in set(names)))
+        self._links.check_limits(subscription, sum(name not in subscription.links for name in set(names)))
         for name in names:
             self._links.add(subscription, name)
 
@@ -241,7 +241,7 @@ class Subscriptions:
         return self._wakes.ack(self._find(id_, "pull-wake"), token, generation, wake_id, acks, done)
 
     def call_back(self, id_: str, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool) -> bool:
-        """Process the acks of a webhook receiver, likewise."""
+        """Process the acks of a webhook receiver and extend its lease. True if the next wake follows."""
         return self._wakes.ack(self._find(id_, "webhook"), token, generation, wake_id, acks, done)
 
     def release(self, id_: str, token: str, generation: int, wake_id: str) -> None:
@@ -263,7 +263,7 @@ class Subscriptions:
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     def public_keys(self) -> list[PublicKey]:
-        """The keys that sign webhooks now, will sign them next, or did until recently."""
+        """The keys that sign webhooks now, will sign them next, or signed them until recently."""
         return self._keys.published()
 
     def rotate_key(self) -> SigningKey:
@@ -277,7 +277,7 @@ class Subscriptions:
     def on_stream_ended(self, link: Link) -> None:
         self._links.stream_ended(link)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- implementation ------------------------------------------------------------------------------------------------
 
     def _find(self, id_: str, kind: Kind | None = None) -> Subscription:
         subscription = self._by_id.get(id_)
@@ -333,7 +333,7 @@ class Subscriptions:
         except Exception as error:
             done(as_refusal(error, f"creating subscription {id_!r}"))
             return
-        # Cursors are saved first: a crash leaves orphans, and not a subscription without its cursors.
+        # Cursors are saved first: a crash leaves orphaned cursors, not a subscription without cursors.
         self._links.begin(subscription, partial(self._linked, subscription, done))
 
     def _linked(
@@ -355,8 +355,8 @@ class Subscriptions:
         self._wakes.mark_dirty(subscription)
         done(Put(self._view(subscription), True))
 
-    def _answer_creation(self, id_: str, done: Callable[[Put | Refusal], None], result: Put | Refusal) -> None:
-        """Answer the request that created the subscription, then those that named the same id meanwhile."""
+    def _on_created(self, id_: str, done: Callable[[Put | Refusal], None], result: Put | Refusal) -> None:
+        """Complete the request that created the subscription, then run those that waited for the same id."""
         try:
             self._engine.after_all_pending(done, result)
         finally:

@@ -1,9 +1,8 @@
-"""The sweeper: remove expired streams, also those that no request names.
+"""The sweeper: removes expired streams that no request accesses.
 
-One heap and one timer for all streams. A stream that was used since it was put on the heap goes back with its new
-deadline, so a touch costs nothing here. One that is being read live is renewed instead of removed. Entries of streams
-that were deleted before their time stay in the heap until they outnumber the others; then the heap is built again, a
-slice at a time.
+There is one heap and one timer for all streams. A stream that was used after it was put on the heap is put back with
+its new deadline, so a touch does not change the heap. A stream with live readers is renewed instead of removed. Entries
+of deleted streams stay in the heap until they outnumber the others; then the heap is rebuilt in slices.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import LiveStream
 
 SWEEP_S: Final = 0.005
-"""Time for one tick of the timer; the rest follows in the next, so that a mass expiry does not delay requests."""
+"""Time for one tick; the rest follows in the next, so that many expired streams do not delay requests."""
 SWEEP_MAX: Final = 1000
-"""Streams in one sweep: about 20 ms without a time limit. Each that expired is a record, and all are one commit."""
+"""Streams in one sweep: about 20 ms without a time limit. Each expired stream is a record, and all are one commit."""
 STALE_MIN: Final = 1024
 """Entries of deleted streams below which the heap is not rebuilt."""
 REBUILD_MAX: Final = 5000
-"""Entries taken over in one go: a few milliseconds."""
+"""Entries that are moved in one step: a few milliseconds."""
 
 
 class Sweeper:
@@ -44,11 +43,11 @@ class Sweeper:
         self._scheduler = scheduler
         self._interval_s = interval_s
         self._expire = expire
-        """Removes a stream; False where it must be kept for now."""
+        """Removes a stream; False if it must be kept for now."""
         self._renew = renew
         self._heap: list[tuple[int, int]] = []
         self._old: list[tuple[int, int]] = []
-        """While the heap is built again: what is left of the one before. Without its last entry, a heap is a heap."""
+        """During a rebuild, the rest of the old heap. A heap without its last entry is still a heap."""
         self._stale = 0
         self._timer: Timer | None = None
         self._held: dict[int, None] = {}
@@ -68,7 +67,7 @@ class Sweeper:
             heapq.heappush(self._heap, (deadline, stream.id))
 
     def forget(self, stream: LiveStream) -> None:
-        """A stream was deleted."""
+        """Handle the deletion of a stream."""
         if not stream.mortal:
             return
         self._held.pop(stream.id, None)
@@ -88,12 +87,12 @@ class Sweeper:
         return len(self._heap) + len(self._old)
 
     def release(self) -> None:
-        """Let what was held be removed, from the next tick on."""
+        """Remove the streams that were kept, beginning with the next tick."""
         self._released.extend(self._held)
         self._held.clear()
 
     def sweep(self, max_s: float | None = None) -> bool:
-        """Remove what is due, for `max_s` at most; True when there is more to do."""
+        """Remove expired streams, for at most `max_s`; True if there are more."""
         now_ms = self._clock.now_ms()
         until_s = time.perf_counter() + max_s if max_s is not None else math.inf
         for _ in range(SWEEP_MAX):
@@ -113,18 +112,18 @@ class Sweeper:
                     return True
                 continue
             if stream.live_readers:
-                # Only its live readers keep the window open. A renewed window also survives a restart.
+                # Only its live readers extend the window. A renewed window also survives a restart.
                 self._renew(stream)
             self.watch(stream)
         return True
 
     def _tick(self) -> None:
-        # One of the three: all of them together would take too long. The heap before is swept until it is empty.
-        more = self.sweep(SWEEP_S) or self._take_back() or self._rebuild()
+        # Only one of the three per tick, because all of them together would take too long. The old heap is swept too.
+        more = self.sweep(SWEEP_S) or self._put_back_released() or self._rebuild()
         self._timer = self._scheduler.later(0.0 if more else self._interval_s, self._tick)
 
-    def _take_back(self) -> bool:
-        """Put released streams back on the heap; True when there are more."""
+    def _put_back_released(self) -> bool:
+        """Put released streams back on the heap; True if there are more."""
         for _ in range(min(REBUILD_MAX, len(self._released))):
             stream = self._streams.get(self._released.popleft())
             if stream is not None:
@@ -132,7 +131,7 @@ class Sweeper:
         return bool(self._released)
 
     def _rebuild(self) -> bool:
-        """Take entries of living streams over into the new heap; True when there are more."""
+        """Move entries of existing streams to the new heap; True if there are more."""
         for _ in range(min(REBUILD_MAX, len(self._old))):
             entry = self._old.pop()
             if entry[1] in self._streams:

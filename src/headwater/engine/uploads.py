@@ -1,6 +1,6 @@
-"""A blob that is written while it is received, so that only a few pieces of it are in memory.
+"""Upload of a blob, which is written while it is received, so that only a few pieces of it are in memory.
 
-Where writing can block, one job at a time runs on a background thread, and `crowded` says that the sender must wait.
+If writes can block, one job at a time runs on a background thread, and `is_full` says that the sender must wait.
 Invariant: an upload is either finished or aborted, and an aborted upload leaves nothing in the store.
 """
 
@@ -17,7 +17,7 @@ from headwater.storage.blobs import PAGE_BYTES, BlobStore, BlobWriter
 
 log = logging.getLogger("headwater.engine")
 
-CROWDED_BYTES: Final = 4 * PAGE_BYTES
+FULL_BYTES: Final = 4 * PAGE_BYTES
 """While this much waits for the disk, the connection is not read."""
 
 
@@ -37,25 +37,25 @@ class BlobUpload:
         self._claim = claim
         self._release = release
         self._writer: BlobWriter | None = None
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
+        self._collected: list[bytes] = []
+        self._collected_bytes = 0
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._busy = False
         self._aborted = False
-        self._taken = False
+        self._is_ended = False
         self._failure: Refusal | None = None
         self._finished: Callable[[Refusal | None], None] | None = None
         self.blob_id: Final = blob_id
         self.size = 0
         self.stream_id: int | None = None
         """The incarnation that the blob is for, if it was known when the upload began."""
-        self.on_room: Callable[[], None] | None = None
-        """Called when `crowded` becomes false."""
+        self.on_drained: Callable[[], None] | None = None
+        """Called when `is_full` becomes false."""
 
     @property
-    def crowded(self) -> bool:
-        return self._waiting_bytes >= CROWDED_BYTES
+    def is_full(self) -> bool:
+        return self._waiting_bytes >= FULL_BYTES
 
     def write(self, data: bytes) -> None:
         """Write the next piece. Raises the refusal if the blob cannot be stored."""
@@ -65,45 +65,45 @@ class BlobUpload:
             raise too_large(self._max_bytes)
         self._claim(len(data))
         self.size += len(data)
-        self._gathered.append(data)
-        self._gathered_bytes += len(data)
-        if self._gathered_bytes >= PAGE_BYTES:
-            self._hand_over()
-            self._work_on()
+        self._collected.append(data)
+        self._collected_bytes += len(data)
+        if self._collected_bytes >= PAGE_BYTES:
+            self._queue_collected()
+            self._continue()
 
     def finish(self, done: Callable[[Refusal | None], None]) -> None:
         """Finish the blob. `done` is called when it is durable, or with the refusal if it cannot be stored."""
-        self._taken = True
-        self._hand_over()
+        self._is_ended = True
+        self._queue_collected()
         self._finished = done
-        self._work_on()
+        self._continue()
 
     def abandon(self) -> None:
-        """The client disconnected or was refused: abort the upload, unless `finish` was called."""
-        if not self._taken:
+        """Abort the upload unless `finish` was called, because the client disconnected or was refused."""
+        if not self._is_ended:
             self.abort()
 
     def abort(self) -> None:
-        """Remove what was written. An upload that was finished cannot be aborted."""
+        """Remove the unfinished blob. A finished upload cannot be aborted."""
         if self._aborted:
             return
-        self._aborted = self._taken = True
+        self._aborted = self._is_ended = True
         self._release(self.size)
-        self._gathered.clear()
+        self._collected.clear()
         self._waiting_bytes -= sum(map(len, self._waiting))
         self._waiting.clear()
         self._finished = None
         if not self._busy:
             self._discard()
 
-    def _hand_over(self) -> None:
-        if self._gathered:
-            self._waiting.append(self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered))
-            self._waiting_bytes += self._gathered_bytes
-            self._gathered = []
-            self._gathered_bytes = 0
+    def _queue_collected(self) -> None:
+        if self._collected:
+            self._waiting.append(self._collected[0] if len(self._collected) == 1 else b"".join(self._collected))
+            self._waiting_bytes += self._collected_bytes
+            self._collected = []
+            self._collected_bytes = 0
 
-    def _work_on(self) -> None:
+    def _continue(self) -> None:
         if self._busy or self._aborted:
             return
         if self._failure is not None:
@@ -125,19 +125,19 @@ class BlobUpload:
 
         def done(error: BaseException | None) -> None:
             self._busy = False
-            was_crowded = self.crowded
+            was_full = self.is_full
             self._waiting_bytes -= sum(map(len, pieces))
             if self._aborted:
                 self._discard()
             elif error is not None:
                 self._failure = _refusal_of(error)
-                self._work_on()
+                self._continue()
             elif last:
                 self._end(None)
             else:
-                self._work_on()
-            if was_crowded and not self.crowded and self.on_room is not None:
-                self.on_room()
+                self._continue()
+            if was_full and not self.is_full and self.on_drained is not None:
+                self.on_drained()
 
         if self._store.blocks:
             self._background.run(work, done)
@@ -180,4 +180,4 @@ def _refusal_of(error: BaseException) -> Refusal:
 
 def _log_failure(error: BaseException | None) -> None:
     if error is not None:
-        log.warning("an aborted snapshot could not be removed and stays until the next start: %s", error)
+        log.warning("an aborted snapshot could not be removed; the next start will remove it: %s", error)

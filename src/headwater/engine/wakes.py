@@ -1,13 +1,14 @@
-"""Wakes: notify workers of pending work and process their answers.
+"""Wakes: notify workers of pending work and process their responses.
 
-The order in which things are saved makes this survive a crash at any point:
+The order in which state is saved makes a crash at any point harmless:
 
 - A wake is saved before it is announced. After a crash it is announced again: a webhook with the same `wake_id`, a wake
   event with the same producer number, which the wake stream stores only once.
-- A cursor is saved before the end of its wake. After a crash between the two, the worker still holds its lease and acks
-  again, which changes nothing.
+- A cursor is saved before the end of its wake. After a crash between the two, the worker still holds its lease, and
+acks
+  again without an effect.
 - A failed delivery is saved with the time of its retry. The retry itself is not saved, so a crash repeats it.
-- A worker is answered when everything that the answer depends on is durable.
+- A worker gets its response when everything that the response depends on is durable.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ log = logging.getLogger("headwater.subscriptions")
 
 WAKE_PREFIX: Final = "wake/"
 RETRY_MS: Final = 1_000
-"""When to retry what storage refused."""
+"""Delay before a retry after storage refused a write."""
 ANNOUNCE_RETRY_MS: Final = 60_000
-"""When to retry a wake event that its stream refused because it is closed or full."""
+"""Delay before a retry of a wake event that its stream refused because it is closed or full."""
 
 _encode_json: Final = msgspec.json.Encoder().encode
 
@@ -72,7 +73,7 @@ class Claimed(NamedTuple):
 
 
 class _Delivery:
-    """What one webhook call delivered, known from the moment it is sent."""
+    """The content of one webhook call, set when it is sent."""
 
     __slots__ = ("streams", "wake_id")
 
@@ -134,7 +135,7 @@ class Wakes:
         self._schedule()
 
     def announce(self, subscription: Subscription) -> None:
-        """Append the event of an announced wake to its wake stream, which stores it once however often this runs."""
+        """Append the event of a wake to its wake stream. Idempotent: the stream stores it once."""
         config, wake = subscription.config, subscription.wake
         if config.wake_stream is None or wake.phase is not Phase.OUT:
             return
@@ -205,7 +206,7 @@ class Wakes:
             self._on_deadline(subscription)
 
     def _on_alarm(self, subscription: Subscription) -> None:
-        # Thousands of leases may end at the same moment; like all changes they are processed in slices.
+        # Thousands of leases may end at the same time; like all changes they are processed in slices.
         self.mark_dirty(subscription)
 
     def _on_deadline(self, subscription: Subscription) -> None:
@@ -232,7 +233,7 @@ class Wakes:
             self._scheduler.soon(self._process_dirty)
 
     def _process_dirty(self) -> None:
-        """Process what is dirty, for no longer than a slice: one append can make thousands of subscriptions dirty."""
+        """Process dirty subscriptions, for at most one slice: one append can make thousands of them dirty."""
         self._is_scheduled = False
         deadline = perf_counter() + SLICE_S
         for _ in range(len(self._dirty)):
@@ -243,7 +244,7 @@ class Wakes:
             except Refusal as refusal:
                 self._retry_later(subscription, refusal, RETRY_MS)
             except Exception:
-                # A bug that one subscription meets must not keep the others from being woken.
+                # A bug in one subscription must not keep the others from being woken.
                 log.exception("processing subscription %r failed unexpectedly", subscription.id)
             if perf_counter() >= deadline:
                 break
@@ -258,11 +259,11 @@ class Wakes:
             self._save(subscription, self._next_wake(subscription.wake, subscription))
             self._notify(subscription)
         elif phase in (Phase.OUT, Phase.WAITING) and not subscription.pending:
-            # Its work ended with a deleted stream. If the wake stayed, the next work could not wake a worker.
+            # Its stream was deleted. If the wake stayed, later work could not wake a worker.
             self._end_wake(subscription)
 
     def _retry_later(self, subscription: Subscription, refusal: Refusal, delay_ms: int) -> None:
-        log.warning("subscription %r is retried later: %s", subscription.id, refusal.detail)
+        log.warning("subscription %r will be retried: %s", subscription.id, refusal.detail)
         subscription.failure_reason = refusal.detail
         subscription.retry_at_ms = self._engine.now_ms() + delay_ms
         self._alarms.set(subscription)
@@ -286,7 +287,7 @@ class Wakes:
     def _save(self, subscription: Subscription, wake: Wake) -> None:
         self._engine.put_document(wake_key(subscription.id), encode_saved(wake), None, None)
         if wake.generation != subscription.wake.generation:
-            # Counted here and not when it is decided: what storage refuses is decided again.
+            # Counted here, because a wake that storage refuses is created again.
             self._engine.metrics.wakes[subscription.config.kind] += 1
         subscription.wake = wake
         subscription.retry_at_ms = None
@@ -316,11 +317,11 @@ class Wakes:
         if subscription.is_call_queued:
             return  # The call that waits for its turn will deliver this wake.
         subscription.is_call_queued = True
-        # A call that took longer than the lease could not be distinguished from a worker that died.
+        # A call that takes longer than the lease cannot be distinguished from a worker that died.
         timeout_s = min(self._timeout_s, config.lease_ttl_ms / 1000)
         delivery = _Delivery()
         compose = partial(self._compose, subscription, delivery)
-        self._caller.call(config.webhook_url, compose, timeout_s, partial(self._on_answer, subscription, delivery))
+        self._caller.call(config.webhook_url, compose, timeout_s, partial(self._on_response, subscription, delivery))
 
     def _compose(self, subscription: Subscription, delivery: _Delivery) -> Outgoing | None:
         """The request for the current wake with the current state of its streams; None if there is none to deliver."""
@@ -345,8 +346,8 @@ class Wakes:
         signature = self._keys.current().sign(body, self._engine.now_ms() // 1000)
         return Outgoing({"Content-Type": "application/json", "Webhook-Signature": signature}, body)
 
-    def _on_answer(self, subscription: Subscription, delivery: _Delivery, answer: Answer) -> None:
-        """Process a receiver's answer. It is ignored if its wake has ended by callback or timeout."""
+    def _on_response(self, subscription: Subscription, delivery: _Delivery, answer: Answer) -> None:
+        """Process a receiver's response. It is ignored if its wake has ended by callback or timeout."""
         self._engine.metrics.deliveries["accepted" if answer.accepted else "failed"] += 1
         subscription.failure_reason = "" if answer.accepted else answer.reason
         current = subscription.wake
@@ -358,7 +359,7 @@ class Wakes:
                 self._ack_reported(subscription, delivery.streams)
                 self._end_wake(subscription)
             elif current.phase is not Phase.OUT:
-                return  # A callback was first, and the worker has the lease.
+                return  # A callback was received first, and the worker has the lease.
             elif answer.accepted:
                 self._save(subscription, rules.delivered(current, now_ms + subscription.config.lease_ttl_ms))
             else:
@@ -370,24 +371,24 @@ class Wakes:
                     (subscription.wake.until_ms - now_ms) / 1000,
                 )
         except Refusal as refusal:
-            # Storage refuses writes: treat the delivery as failed, so that it is made again.
+            # Storage refuses writes: treat the delivery as failed, so that it is repeated.
             if subscription.wake.phase is Phase.OUT:
                 subscription.wake = rules.failed(subscription.wake, now_ms, self._jitter())
                 self._retry_later(subscription, refusal, RETRY_MS)
 
     def _ack_reported(self, subscription: Subscription, snapshot: Sequence[LinkState]) -> None:
-        """Ack what a delivery reported, on `{"done": true}`, and not what was appended since."""
+        """Ack the messages that a delivery reported, on `{"done": true}`, but not later ones."""
         for reported in snapshot:
             link = subscription.links.get(reported.path)
             if link is None or link.stream is None or link.stream.id != reported.stream_id:
-                continue  # It was deleted since, and perhaps created again.
+                continue  # It was deleted in the meantime, and perhaps created again.
             if reported.has_pending and link.acked < reported.tail:
                 self._links.move(link, reported.tail)
 
     # -- cursors and tokens --------------------------------------------------------------------------------------------
 
     def _check_acks(self, subscription: Subscription, acks: Sequence[Ack]) -> list[tuple[Link, Offset]]:
-        """Where the acks move their cursors to. It raises if any of them is wrong, so that none is applied."""
+        """The new cursors after the acks. Raises if any of them is invalid, so that none is applied."""
         moved: dict[str, tuple[Link, Offset]] = {}
         for ack in acks:
             name = rules.linked_name(ack.stream)
@@ -397,12 +398,12 @@ class Wakes:
             offset = rules.advance(moved[name][1] if name in moved else link.acked, ack, link.tail)
             stream = link.stream
             if stream is None:
-                continue  # A name without a stream is reported at its beginning and stays there.
+                continue  # The cursor of a name without a stream does not move.
             try:
-                self._engine.reader.place(stream, ack.offset)
+                self._engine.reader.parse_offset(stream, ack.offset)
             except Refusal as refusal:
                 raise InvalidAck(refusal.detail) from refusal
-            # There are no message boundaries below the earliest retained offset.
+            # Message boundaries before the earliest retained offset are not known.
             retained = offset.message_index >= stream.retained_index
             if retained and self._engine.reader.boundary(stream, offset.message_index) != offset.byte_position:
                 raise InvalidAck(
@@ -421,7 +422,7 @@ class Wakes:
         return make_write_token(self._keys.secret(), claim)
 
     def seal(self, subscription: Subscription, names: Collection[str] | None = None) -> None:
-        """End the current generation on its fenced streams, or on some of them, before its claim ends."""
+        """Seal the current generation on its fenced streams, or on some of them, before its claim ends."""
         if self._fences is not None and subscription.wake.generation:
             names = subscription.links if names is None else names
             self._fences.seal(names, subscription.saved.nonce, subscription.wake.generation)
@@ -453,7 +454,7 @@ def render_link(link: LinkState) -> dict[str, str | bool]:
     return {
         "path": link.path,
         "link_type": link.link_type,
-        "acked_offset": link.spelled(link.acked),
-        "tail_offset": link.spelled(link.tail),
+        "acked_offset": link.token(link.acked),
+        "tail_offset": link.token(link.tail),
         "has_pending": link.has_pending,
     }

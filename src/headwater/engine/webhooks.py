@@ -1,7 +1,7 @@
-"""Webhook calls: one signed POST each, to exactly the address that was checked.
+"""Webhook calls: one signed POST each, to the address that was checked.
 
 The host is resolved once per call. All addresses that it resolves to must be allowed, and the connection is made to one
-of them by number, with the name for TLS and the Host header. So there is no second lookup with another result (DNS
+of them by address, with the name for TLS and the Host header. So there is no second lookup with another result (DNS
 rebinding). Redirects are not followed, proxy settings of the environment are ignored, connections are not shared
 between calls, each call has one timeout, and a response is read up to a limit.
 """
@@ -27,11 +27,11 @@ from headwater.engine.call_queue import CallQueue, HostHealth
 
 log = logging.getLogger("headwater.webhooks")
 
-ANSWER_MAX_BYTES: Final = 64 * 1024
+RESPONSE_MAX_BYTES: Final = 64 * 1024
 VET_TIMEOUT_S: Final = 5.0
-"""How long creating a subscription waits for its webhook's host to resolve."""
+"""Timeout of the resolution of a webhook's host when a subscription is created."""
 RESPONSIVE_S: Final = 5.0
-"""A receiver that answers within this time may get several calls at once."""
+"""A receiver that responds within this time may get several calls at once."""
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
     done: bool = False
     reason: str = ""
     is_from_receiver: bool = False
-    """It is an HTTP response, of whatever status."""
+    """Whether it is an HTTP response, of any status."""
 
 
 Compose: TypeAlias = Callable[[], Outgoing | None]
@@ -60,13 +60,14 @@ OnVetted: TypeAlias = Callable[[Refusal | None], None]
 
 
 class Caller(Protocol):
-    """The network as subscriptions need it. Tests have their own."""
+    """The interface of subscriptions to the network. Tests replace it."""
 
     def vet(self, url: str, done: OnVetted) -> None:
         """Check whether a URL may be called; `done` may be called before this returns."""
 
     def call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
-        """Make a call when there is a slot for it; `done` gets its answer once, unless the call is cancelled."""
+        """Make a call when there is a slot for it; `done` is called once with the outcome, unless the call is
+        cancelled."""
 
     async def stop(self) -> None: ...
 
@@ -139,7 +140,7 @@ class Webhooks:
         try:
             host = parse_webhook_url(url, allow_local=self._allow_local).authority
         except WebhookUrlRejected:
-            host = ""  # A setting was changed since. The call will fail at once.
+            host = ""  # A setting was changed in the meantime. The call will fail at once.
         self._queue.add(host, _QueuedCall(url, compose, timeout_s, done))
         self._start_calls()
 
@@ -153,7 +154,7 @@ class Webhooks:
         for client in self._clients.values():
             await client.aclose()
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- implementation ------------------------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -166,7 +167,7 @@ class Webhooks:
             log.error("a webhook call failed unexpectedly", exc_info=task.exception())
 
     async def _vet(self, url: WebhookUrl, done: OnVetted) -> None:
-        """Check the addresses of a URL's host. Whatever happens, `done` is called: an id waits for the answer."""
+        """Check the addresses of a URL's host. `done` is always called: a locked id waits for it."""
         refusal: Refusal | None = None
         try:
             async with asyncio.timeout(VET_TIMEOUT_S):
@@ -176,7 +177,7 @@ class Webhooks:
         except UnicodeError:
             refusal = WebhookUrlRejected(f"{url.host!r} is not a host name that can be resolved.")
         except (OSError, TimeoutError):
-            pass  # A name that does not resolve today may resolve tomorrow; each call checks again.
+            pass  # A name that does not resolve now may resolve later; each call checks again.
         except Exception:
             log.exception("checking the webhook host %r failed unexpectedly", url.host)
             refusal = InternalError("The webhook URL could not be checked because of an internal error.")
@@ -216,7 +217,7 @@ class Webhooks:
             async with asyncio.timeout(call.timeout_s):
                 return await self._post(call.url, outgoing)
         except TimeoutError:
-            return Answer(False, reason=f"no answer within {call.timeout_s:g} s")
+            return Answer(False, reason=f"no response within {call.timeout_s:g} s")
         except WebhookUrlRejected as refusal:
             return Answer(False, reason=refusal.detail)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
@@ -265,7 +266,7 @@ class Webhooks:
                 trust_env=False,
                 follow_redirects=False,
                 timeout=None,  # noqa: S113 - the whole call has one timeout, which also covers a slow body.
-                # The pool knows connections by address: one could be reused for a name that it was not verified for.
+                # The pool identifies connections by address: one could be reused for a name that was not verified.
                 limits=httpx.Limits(max_keepalive_connections=0),
                 headers={"User-Agent": "headwater", "Accept": "application/json", "Accept-Encoding": "identity"},
             )
@@ -273,11 +274,11 @@ class Webhooks:
 
 
 async def _read_body(response: httpx.Response) -> bytes:
-    """The body of a response, without decompressing it; empty if it is longer than any that matters."""
+    """The body of a response, without decompressing it; empty if it exceeds the limit."""
     received = bytearray()
     async for piece in response.aiter_raw():
         received += piece
-        if len(received) > ANSWER_MAX_BYTES:
+        if len(received) > RESPONSE_MAX_BYTES:
             return b""
     return bytes(received)
 

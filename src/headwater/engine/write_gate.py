@@ -1,7 +1,6 @@
-"""Whether storage takes writes now. Every write asks here before anything is decided.
+"""Check whether storage accepts writes, before every write.
 
-What storage answers changes only with time and with what is written, so within one tick of the event loop it is asked
-once.
+The result can change only with time and with writes, so storage is asked once per iteration of the event loop.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ class WriteGate:
 
     @property
     def failure(self) -> str | None:
-        """Why writes are refused, if they are."""
+        """Why writes are refused, or None."""
         return self._committer.failure or self._storage.refusal()
 
     def check(self) -> None:
-        """Refuse a write that storage could not take."""
+        """Refuse a write that storage does not accept."""
         committer = self._committer
-        if committer.gathers_checked:
+        if committer.batch_is_checked:
             return
         if committer.failure is not None:
             committer.check()
@@ -42,11 +41,11 @@ class WriteGate:
             raise StorageBusy(busy, (("Retry-After", "1"),))
 
     def check_failure(self) -> None:
-        """Refuse a write only after storage has failed: for deletions, which give space back."""
+        """Refuse a write only after storage has failed: for deletions, which free space."""
         self._committer.check()
 
     def report(self) -> None:
-        """Log when storage begins to refuse writes, and when it takes them again. Called about once a second."""
+        """Log when storage begins to refuse writes, and when it accepts them again. Called about once a second."""
         self._report(self._storage.refusal())
 
     def _report(self, refusal: str | None) -> None:

@@ -39,7 +39,7 @@ def claim(context: Context, request: Request, address: Address) -> Deferred:
     worker = check_worker(read_json(request, _ClaimBody).worker)
     api = context.subscriptions
     work = partial(api.claim, address.subscription, worker)
-    return Deferred(partial(api.answer, work), _render_claimed)
+    return Deferred(partial(api.run, work), _render_claimed)
 
 
 def ack(context: Context, request: Request, address: Address) -> Deferred:
@@ -55,7 +55,7 @@ def release(context: Context, request: Request, address: Address) -> Deferred:
     body = read_json(request, _ProgressBody)
     api = context.subscriptions
     work = partial(api.release, address.subscription, token, body.generation, body.wake_id)
-    return Deferred(partial(api.answer, work), _render_released)
+    return Deferred(partial(api.run, work), _render_released)
 
 
 def _progress(
@@ -74,7 +74,7 @@ def _progress(
         next_wake = acked(id_, token, body.generation, body.wake_id, acks, body.done)
         return next_wake, "" if body.done else api.write_token(id_)
 
-    return Deferred(partial(api.answer, work), _render_progress)
+    return Deferred(partial(api.run, work), _render_progress)
 
 
 def _stream_of(one: _AckBody) -> str:

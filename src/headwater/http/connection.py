@@ -239,7 +239,7 @@ class Connection(asyncio.Protocol):
         is_next = self._writing is IDLE and not self._queue
         upload = self._router.begin_upload(self._context, head, is_next=is_next)
         if upload is not None:
-            upload.on_room = partial(self._flow.release, UPLOAD_AHEAD)
+            upload.on_drained = partial(self._flow.release, UPLOAD_AHEAD)
         return upload
 
     def on_upload_ahead(self) -> None:

@@ -196,7 +196,7 @@ class RequestParser:
 
     def check_time(self, now_s: float) -> None:
         """Refuse a request that arrives too slowly."""
-        if self.upload is not None and self.upload.crowded:
+        if self.upload is not None and self.upload.is_full:
             self.since_s = now_s  # The disk is slow, not the client.
         elif now_s - self.since_s > self._limits.read_timeout_s:
             self.refuse(RequestTimeout(f"The request did not arrive within {self._limits.read_timeout_s:g} s."))
@@ -432,7 +432,7 @@ class RequestParser:
         except Refusal as refusal:
             self.refuse(refusal)
             return
-        if upload.crowded:
+        if upload.is_full:
             self._sink.on_upload_ahead()
 
     def _keep(self, body: bytes) -> None:

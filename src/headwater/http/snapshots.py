@@ -144,7 +144,7 @@ def _asked_for(context: Context, stream: LiveStream, address: Address) -> Snapsh
     if (
         ref is None
         or not is_offset
-        or context.engine.reader.place(stream, token) != Offset(ref.message_index, ref.byte_position)
+        or context.engine.reader.parse_offset(stream, token) != Offset(ref.message_index, ref.byte_position)
     ):
         raise SnapshotNotFound(
             f"Stream {address.name!r} has no snapshot at {address.snapshot!r}, or it was replaced by a newer one."

@@ -59,19 +59,19 @@ def get(context: Context, request: Request, address: Address) -> Deferred:
     limit = check_page_limit(address.query.get("limit"))
     api = context.subscriptions
     view = partial(api.get, address.subscription, address.query.get("after"), limit)
-    return Deferred(partial(api.answer, view), partial(_render_view, context.base_url(request)))
+    return Deferred(partial(api.run, view), partial(_render_view, context.base_url(request)))
 
 
 def index(context: Context, request: Request, address: Address) -> Deferred:
     """Every subscription, page by page, in short (our extension; a bucket is listed the same way)."""
     limit = check_page_limit(address.query.get("limit"))
     api = context.subscriptions
-    return Deferred(partial(api.answer, partial(api.page, address.query.get("after"), limit)), _render_page)
+    return Deferred(partial(api.run, partial(api.page, address.query.get("after"), limit)), _render_page)
 
 
 def delete(context: Context, request: Request, address: Address) -> Deferred:
     api = context.subscriptions
-    return Deferred(partial(api.answer, partial(api.delete, address.subscription)), _render_nothing)
+    return Deferred(partial(api.run, partial(api.delete, address.subscription)), _render_nothing)
 
 
 def add_streams(context: Context, request: Request, address: Address) -> Deferred:
@@ -81,13 +81,13 @@ def add_streams(context: Context, request: Request, address: Address) -> Deferre
     api = context.subscriptions
     api.limits.check_request(len(streams))
     names = [link_name(stream, context.limits.max_name_bytes) for stream in streams]
-    return Deferred(partial(api.answer, partial(api.link, address.subscription, names)), _render_nothing)
+    return Deferred(partial(api.run, partial(api.link, address.subscription, names)), _render_nothing)
 
 
 def remove_stream(context: Context, request: Request, address: Address) -> Deferred:
     name = link_name(address.name, context.limits.max_name_bytes)
     api = context.subscriptions
-    return Deferred(partial(api.answer, partial(api.unlink, address.subscription, name)), _render_nothing)
+    return Deferred(partial(api.run, partial(api.unlink, address.subscription, name)), _render_nothing)
 
 
 def _render_put(base_url: str, location: bytes, put_: Put) -> Response:
@@ -139,7 +139,7 @@ def _view(base_url: str, view: View) -> dict[str, object]:
         "subscription_id": view.id,
         "type": config.kind,
         "streams": [
-            {"path": link.path, "link_type": link.link_type, "acked_offset": link.spelled(link.acked)}
+            {"path": link.path, "link_type": link.link_type, "acked_offset": link.token(link.acked)}
             for link in view.links
         ],
         "stream_count": view.link_count,

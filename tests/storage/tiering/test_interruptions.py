@@ -154,7 +154,7 @@ def test_head_of_a_lost_answer_leads_to_what_it_named_whatever_the_next_attempt_
         run.save()
         with objects.answering(2, is_done=True), pytest.raises(ObjectStoreError):
             run.uploader.step()
-        named = Home(objects).head
+        named = ClaimedPrefix(objects).head
         assert named is not None
         assert run.uploader._done is not run.uploader._state
         # A newer manifest meanwhile, and the process dies before it can replace HEAD.
@@ -163,11 +163,11 @@ def test_head_of_a_lost_answer_leads_to_what_it_named_whatever_the_next_attempt_
         with objects.answering(2, is_done=False), pytest.raises(ObjectStoreError):
             run.uploader.step()
         assert objects.asked[-1] == ("replace", "HEAD")
-        assert Home(objects).head == named
+        assert ClaimedPrefix(objects).head == named
         assert {part.key: part.size for part in named.parts}.items() <= objects.sizes("manifest/").items()
         # Objects of attempts that HEAD does not lead to are deleted.
         run.uploader.step()
         run.uploader.step()
-        head = Home(objects).head
+        head = ClaimedPrefix(objects).head
         assert head is not None
         assert objects.sizes("manifest/") == {part.key: part.size for part in head.parts}
