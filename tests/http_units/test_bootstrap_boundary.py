@@ -10,7 +10,7 @@ from headwater.core.errors import Refusal
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
 from headwater.engine.quota import EngineLimits
-from headwater.http.bootstrap import BootstrapBody, BoundaryFoundError, BoundaryWatch, closing, new_boundary, whole
+from headwater.http.bootstrap import BootstrapBody, BoundaryFoundError, BoundaryWatch, closing, complete, new_boundary
 from headwater.storage.memory import MemoryStorage
 from tests.engine.seams import ManualClock, ManualScheduler
 
@@ -58,7 +58,7 @@ class Fixture:
 def test_a_boundary_that_occurs_in_a_part_is_not_used(snapshot: bytes, messages: list[bytes]) -> None:
     fixture = Fixture(snapshot, messages)
     choices: Iterator[bytes] = iter([TAKEN, TAKEN, FREE])
-    boundary, body = whole(fixture.answer(), lambda: next(choices))
+    boundary, body = complete(fixture.answer(), lambda: next(choices))
     assert boundary == FREE
     assert body.count(FREE) == 2 + len(messages)
     # A large response has already begun: it ends before the piece that contains the boundary.
@@ -71,7 +71,7 @@ def test_a_boundary_that_occurs_in_a_part_is_not_used(snapshot: bytes, messages:
 
 def test_error_is_reported_when_no_boundary_is_possible() -> None:
     with pytest.raises(BoundaryFoundError):
-        whole(Fixture(TAKEN, []).answer(), lambda: TAKEN)
+        complete(Fixture(TAKEN, []).answer(), lambda: TAKEN)
 
 
 def test_length_is_known_in_advance() -> None:
@@ -92,7 +92,7 @@ def test_abandoned_response_releases_its_pin() -> None:
 def pass_all(*pieces: bytes) -> None:
     watch = BoundaryWatch(TAKEN)
     for piece in pieces:
-        watch.passes(piece)
+        watch.check(piece)
 
 
 def test_boundary_is_found_across_any_split() -> None:
@@ -102,4 +102,4 @@ def test_boundary_is_found_across_any_split() -> None:
             pass_all(b"before", text[:cut], b"", text[cut:])
     watch = BoundaryWatch(TAKEN)
     for byte in TAKEN[:-1] * 5:
-        watch.passes(bytes([byte]))
+        watch.check(bytes([byte]))

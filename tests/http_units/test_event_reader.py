@@ -42,7 +42,7 @@ class Socket:
         size, _, rest = chunk.partition(b"\r\n")
         self.written.append(rest[: int(size, 16)])
 
-    def take_turn(self) -> None:
+    def yield_turn(self) -> None:
         self.turns += 1
 
     def end_body(self) -> None:

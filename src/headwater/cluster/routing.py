@@ -21,7 +21,7 @@ from headwater.http.create import fork_source
 from headwater.http.paths import Address
 from headwater.http.request import Request, UploadRequest
 from headwater.http.routing import Route, Router
-from headwater.http.snapshots import HELD_MAX_BYTES
+from headwater.http.snapshots import IN_MEMORY_MAX_BYTES
 
 _ANYWHERE: Final = frozenset(
     (paths.SERVER, paths.HEALTH, paths.READY, paths.METRICS, paths.UI, paths.BUCKETS, paths.FOLLOW)
@@ -92,7 +92,7 @@ class WorkerRouter(Router):
         length = request.headers.get(b"content-length")
         if length is None and b"transfer-encoding" not in request.headers:
             return None
-        if length is not None and int(length) <= min(HELD_MAX_BYTES, context.limits.max_body_bytes):
+        if length is not None and int(length) <= min(IN_MEMORY_MAX_BYTES, context.limits.max_body_bytes):
             return None
         peer = self._relay.peers.get(owner)
         if peer is None:

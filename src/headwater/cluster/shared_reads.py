@@ -180,8 +180,8 @@ class PollChannel:
     def write_chunk(self, chunk: bytes) -> None:
         self._channel.write_chunk(chunk)
 
-    def take_turn(self) -> None:
-        self._channel.take_turn()
+    def yield_turn(self) -> None:
+        self._channel.yield_turn()
 
     def end_body(self) -> None:
         self._channel.end_body()

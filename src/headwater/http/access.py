@@ -1,4 +1,4 @@
-"""Access control by Host, Origin and the static token. Checked when the head of a request is complete."""
+"""Access control by Host, Origin and the static token, checked when the head of a request is complete."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headwater.http.origins import Hosts, Origins, is_same_origin
 KNOWN_HOSTS_MAX: Final = 1024
 _CHANGING: Final = frozenset((b"PUT", b"POST", b"DELETE", b"PATCH"))
 _OPEN_PATHS: Final = (b"/healthz", b"/readyz", b"/ui")
-"""Health checks, and the files of the stream browser, to which `/` leads; its requests for data need the token."""
+"""Health checks, and the files of the stream browser, to which `/` redirects; its requests for data need the token."""
 _SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
 _WORKER_ACTIONS: Final = (b"/ack", b"/release", b"/callback")
-"""Requests that carry the token of a wake, which is checked with the wake."""
+"""Requests with the token of a wake, which is checked with the wake."""
 
 
 class AccessControl:
@@ -24,7 +24,7 @@ class AccessControl:
         self.origins = origins
         self._token = token.encode()
         self._known_hosts: set[bytes] = set()
-        """Host headers that were allowed before: clients send the same one with every request."""
+        """Host headers that are already known to be allowed: clients send the same one with every request."""
 
     def refusal(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Why a request is refused; None if it is allowed."""
@@ -41,7 +41,7 @@ class AccessControl:
             and not self.origins.allows(origin)
         ):
             return OriginNotAllowed(
-                f"Pages of {origin.decode('latin-1')!r} may not change anything here. Add it to http.cors_origins."
+                f"Pages of {origin.decode('latin-1')!r} may not send changes. Add it to http.cors_origins."
             )
         if self._token and method != b"OPTIONS" and not self._is_open(target):
             return self._check_token(headers.get(b"authorization", b""))

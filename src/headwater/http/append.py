@@ -21,7 +21,7 @@ from headwater.http.responses import Deferred, Repeat, Response
 from headwater.http.splitting import Done, with_messages
 
 _HEADERS: Final = NO_STORE + NEXT_OFFSET
-_MORE_THAN_DATA: Final = frozenset(
+_SPECIAL_HEADERS: Final = frozenset(
     (
         b"producer-id",
         b"producer-epoch",
@@ -33,14 +33,14 @@ _MORE_THAN_DATA: Final = frozenset(
         b"authorization",
     )
 )
-"""Headers that make an append more than a plain one."""
+"""Headers that exclude an append from the fast path."""
 
 
 def handle(context: Context, request: Request, address: Address) -> Deferred:
     headers = request.headers
     content_type = headers.get(b"content-type")
-    if address.pattern == STREAM and len(request.body) <= STEP_BYTES and _MORE_THAN_DATA.isdisjoint(headers):
-        # A stream of a bucket is looked for in its bucket each time.
+    if address.pattern == STREAM and len(request.body) <= STEP_BYTES and _SPECIAL_HEADERS.isdisjoint(headers):
+        # Only outside buckets: a stream of a bucket is looked up in its bucket each time.
         repeat = _repeat(context, address.name, content_type.decode("latin-1") if content_type is not None else None)
         return Deferred(partial(repeat.begin, request.body), _render, None, repeat)
     producer = None
@@ -67,7 +67,7 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
 
 
 def _with_credentials(append: Callable[..., None], request: Request) -> Callable[..., None]:
-    """The append with the write token that it presents, for streams that are fenced."""
+    """Add the write token of the request to the append, for fenced streams."""
     credentials = credentials_of(request)
     is_missing = credentials is None or (credentials.is_bearer and not credentials.text.startswith(TOKEN_PREFIX))
     if is_missing and request.asks_to_fence_writes():
@@ -76,7 +76,7 @@ def _with_credentials(append: Callable[..., None], request: Request) -> Callable
 
 
 def credentials_of(request: Request) -> WriteCredentials | None:
-    """The write token that a request presents, in its own header or in `Authorization`."""
+    """The write token of a request, from its own header or from `Authorization`."""
     token = request.header(b"write-token")
     if token is not None:
         return WriteCredentials(token)
@@ -98,7 +98,7 @@ def _append(append: Callable[..., None], messages: Messages | None, done: Done) 
 
 
 def _render(appended: Appended) -> Response:
-    # One step instead of `next_offset` and additions: every append passes here.
+    # `next_offset` inlined: every append passes here.
     headers = _HEADERS % (appended.tail_index, appended.tail_position, appended.stream_id)
     return Response(NO_CONTENT, headers + STREAM_CLOSED if appended.closed else headers)
 
@@ -106,7 +106,7 @@ def _render(appended: Appended) -> Response:
 def _render_to_producer(has_data: bool, appended: Appended) -> Response:
     producer = appended.producer
     if producer is None:
-        # A close without data: the stream was closed already, and has accepted nothing of this producer and epoch.
+        # A close without data: the stream was already closed, and has no append of this producer and epoch.
         return _render(appended)
     headers = b"%b%bProducer-Epoch: %d\r\nProducer-Seq: %d\r\n%b" % (
         NO_STORE,
@@ -117,6 +117,6 @@ def _render_to_producer(has_data: bool, appended: Appended) -> Response:
     )
     if appended.digest is not None:
         headers += b"Producer-Digest: crc32:%08x:%d\r\n" % divmod(appended.digest, 1 << 32)
-    # 200 says that data is new (§5.2.1); a repeat, or a close without data, is 204.
+    # 200 means that data is new (§5.2.1); a duplicate, or a close without data, is 204.
     is_new_data = appended.outcome is AppendOutcome.ACCEPTED and has_data
     return Response(OK if is_new_data else NO_CONTENT, headers)

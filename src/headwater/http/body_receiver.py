@@ -1,7 +1,7 @@
-"""Receive the rest of a large body straight into the memory that becomes the body, past the HTTP parser.
+"""Receive the rest of a large body directly into its final buffer, bypassing the HTTP parser.
 
-While it is the protocol of a socket, exactly the bytes that are left of the body are read, so nothing of the next
-request can be among them. What the system copies out of the socket is then copied by nobody else.
+While it is the protocol of a socket, exactly the remaining bytes of the body are read, so no bytes of the next request
+are among them. The kernel's copy into the buffer is the only one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DISCARDED_BYTES: Final = 64 * 1024
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """The protocol of a socket from the time that a large body is announced and begun, until it is complete."""
+    """The protocol of a socket while a large body is received."""
 
     __slots__ = ("_call_soon", "_connection", "_flow", "_now_s", "_on_end", "_parser", "_transport")
 
@@ -41,13 +41,13 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._switch(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        room = self._parser.bulk_room()
-        return room if room is not None else memoryview(bytearray(_DISCARDED_BYTES))
+        buffer = self._parser.bulk_buffer()
+        return buffer if buffer is not None else memoryview(bytearray(_DISCARDED_BYTES))
 
     def buffer_updated(self, nbytes: int) -> None:
         self._parser.receive_bulk(nbytes, self._now_s())
-        if not self._parser.bulk_room():
-            # Not here: the event loop still holds the buffer, which is why it could not be taken without a copy.
+        if not self._parser.bulk_buffer():
+            # Later: the event loop still references the buffer, so it cannot be taken without a copy now.
             self._flow.hold(BODY_TURN)
             self._call_soon(self._continue)
 
@@ -60,7 +60,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._on_end()
 
     def _switch(self, protocol: asyncio.BaseProtocol) -> None:
-        """Reading stops and begins again: that is when an event loop looks at which kind of protocol it has."""
+        """Change the protocol. Reading is paused and resumed, because that is when an event loop checks its kind."""
         self._flow.hold(BODY_TURN)
         self._transport.set_protocol(protocol)
         self._flow.release(BODY_TURN)

@@ -1,11 +1,11 @@
-"""Bootstrap: a snapshot and all updates after it, as one multipart answer (extensions §3).
+"""Bootstrap: a snapshot and all updates after it, as one multipart response (extensions §3).
 
-The content of the answer is fixed when the request is received: the snapshot is held open and the updates are pinned,
-so later changes do not affect it. The answer is encoded a slice at a time, whatever its size.
+The content of the response is fixed when the request is received: the snapshot is kept open and the updates are pinned,
+so later changes do not affect it. The response is encoded in slices.
 
 A boundary must not occur in a part. It is random, so a client cannot predict it, and everything that is sent is
-searched for it: a small answer gets another boundary; a large one is cut off, shorter than its Content-Length. So a
-complete answer never contains its boundary in a part.
+searched for it: a small response gets another boundary; a large one is cut off, shorter than its Content-Length. So a
+complete response never contains its boundary in a part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headwater.http.responses import PiecewiseResponse, Response
 from headwater.http.snapshots import begun
 
 STEP_BYTES: Final = 64 * 1024
-"""Updates put together at a time."""
+"""Bytes of updates that are encoded at a time."""
 BOUNDARY_TRIES: Final = 8
 _LINE: Final = b"\r\n"
 
@@ -50,48 +50,48 @@ class BoundaryFoundError(InternalError):
 
 def handle(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse:
     if "live" in address.query:
-        raise BadRequest("Bootstrap is one answer. Continue from its Stream-Next-Offset with an ordinary live read.")
+        raise BadRequest("Bootstrap is not live. Continue from its Stream-Next-Offset with an ordinary live read.")
     stream = context.engine.look_up(address.name, touch=True)
-    answer = BootstrapBody(context.engine, stream, context.engine.snapshots.open(stream))
+    body = BootstrapBody(context.engine, stream, context.engine.snapshots.open(stream))
     if request.method == b"HEAD":
-        answer.close()
-        return Response(OK, answer.headers(new_boundary()) + b"Content-Length: %d\r\n" % answer.length())
-    context.metrics.read_bytes += answer.payload_bytes
-    if answer.length() <= SLICE_BYTES:
-        boundary, body = whole(answer)
-        return Response(OK, answer.headers(boundary), body)
+        body.close()
+        return Response(OK, body.headers(new_boundary()) + b"Content-Length: %d\r\n" % body.length())
+    context.metrics.read_bytes += body.payload_bytes
+    if body.length() <= SLICE_BYTES:
+        boundary, content = complete(body)
+        return Response(OK, body.headers(boundary), content)
     boundary = new_boundary()
-    return PiecewiseResponse(OK, answer.headers(boundary), answer.length(), begun(closing(answer, boundary)))
+    return PiecewiseResponse(OK, body.headers(boundary), body.length(), begun(closing(body, boundary)))
 
 
 def new_boundary() -> bytes:
     return b"headwater-" + secrets.token_hex(16).encode()
 
 
-def whole(answer: BootstrapBody, make_boundary: Callable[[], bytes] = new_boundary) -> tuple[bytes, bytes]:
-    """A small answer and its boundary, chosen again until it does not occur in a part."""
+def complete(body: BootstrapBody, make_boundary: Callable[[], bytes] = new_boundary) -> tuple[bytes, bytes]:
+    """The boundary and the body of a small response; the boundary is chosen again until it does not occur in a part."""
     try:
         for _ in range(BOUNDARY_TRIES):
             boundary = make_boundary()
             try:
-                return boundary, b"".join(answer.slices(boundary))
+                return boundary, b"".join(body.slices(boundary))
             except BoundaryFoundError:
                 continue
-        raise BoundaryFoundError(f"Each of {BOUNDARY_TRIES} random boundaries occurs in a part of the answer.")
+        raise BoundaryFoundError(f"Each of {BOUNDARY_TRIES} random boundaries occurs in a part of the response.")
     finally:
-        answer.close()
+        body.close()
 
 
-def closing(answer: BootstrapBody, boundary: bytes) -> Generator[bytes | memoryview, None, None]:
-    """The slices of a large answer. It is closed after the last one, or when the iteration is abandoned."""
+def closing(body: BootstrapBody, boundary: bytes) -> Generator[bytes | memoryview, None, None]:
+    """The slices of a large response. It is closed after the last one, or when the iteration is abandoned."""
     try:
-        yield from answer.slices(boundary, waits=True)
+        yield from body.slices(boundary, waits=True)
     finally:
-        answer.close()
+        body.close()
 
 
 class BoundaryWatch:
-    """Looks for a boundary in a part that passes in pieces."""
+    """Searches for a boundary in a part that is sent in pieces."""
 
     __slots__ = ("_boundary", "_end")
 
@@ -99,15 +99,15 @@ class BoundaryWatch:
         self._boundary = boundary
         self._end = b""
 
-    def passes(self, piece: bytes | memoryview) -> None:
+    def check(self, piece: bytes | memoryview) -> None:
         window = self._end + piece
         if self._boundary in window:
-            raise BoundaryFoundError("The boundary of the answer occurs in one of its parts.")
+            raise BoundaryFoundError("The boundary of the response occurs in one of its parts.")
         self._end = window[1 - len(self._boundary) :]
 
 
 class BootstrapBody:
-    """One answer, whose contents are fixed when it is created. Iterate over `slices`, or call `close`."""
+    """The body of one response, fixed when it is created. Iterate over `slices`, or call `close`."""
 
     def __init__(self, engine: Engine, stream: LiveStream, snapshot: OpenSnapshot | None) -> None:
         self._engine = engine
@@ -140,7 +140,7 @@ class BootstrapBody:
                 next_position(self._end.message_index),
                 UP_TO_DATE,
                 STREAM_CLOSED if self._closed else b"",
-                # Without a snapshot, messages that retention has dropped are missing: the answer says so.
+                # Without a snapshot, messages that retention has dropped are missing: the response says so.
                 b"" if snapshot is not None or not self._start.message_index else self._earliest(),
             )
         )
@@ -162,13 +162,13 @@ class BootstrapBody:
     def slices(self, boundary: bytes, *, waits: bool = False) -> Iterator[bytes | memoryview]:
         """The body. Raises `BoundaryFoundError` before a slice that would make it ambiguous.
 
-        A reader that `waits` gets a `Pending` where something has to be fetched.
+        A reader that `waits` gets a `Pending` while data is being fetched.
         """
         yield _head(boundary, self._first_type)
         if self._snapshot is not None:
             watch = BoundaryWatch(boundary)
             for page in self._snapshot.pages(waits=waits):
-                watch.passes(page)
+                watch.check(page)
                 yield page
         yield _LINE
         at = self._start
@@ -192,10 +192,10 @@ class BootstrapBody:
         yield _end(boundary)
 
     def _small(self, chunk: ReadChunk, boundary: bytes) -> bytes:
-        """Some updates, each as a part."""
+        """Several small updates, each as a part."""
         reader = self._engine.reader
         data = b"".join(reader.buffers(chunk))
-        BoundaryWatch(boundary).passes(data)
+        BoundaryWatch(boundary).check(data)
         messages = []
         start = 0
         for length in reader.lengths(chunk):
@@ -213,7 +213,7 @@ class BootstrapBody:
         left = chunk.length - self._comma
         yield _head(boundary, self._update_type)
         for piece in pieces:
-            watch.passes(piece)
+            watch.check(piece)
             yield piece[:left] if len(piece) > left else piece
             left -= len(piece)
         yield _LINE

@@ -1,4 +1,5 @@
-"""Buckets: create, metadata, listing, delete (extensions §1.2 to §1.5), and our own list of all of them."""
+"""Buckets: create, metadata, listing, delete (extensions §1.2 to §1.5), and a listing of all buckets (our
+extension)."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def create(context: Context, request: Request, address: Address) -> Deferred:
 
 
 def index(context: Context, request: Request, address: Address) -> Deferred:
-    """Every bucket, page by page, as the streams of one are listed."""
+    """List all buckets, in pages like the streams of a bucket."""
     limit = check_page_limit(address.query.get("limit"))
     return Deferred(partial(context.engine.buckets.all, address.query.get("after"), limit), _render_buckets)
 
@@ -114,7 +115,7 @@ def _render_page(page: StreamPage) -> Response:
 
 
 def _entry(stream: LiveStream) -> ListedStream:
-    # Stored JSON messages are followed by a comma each, which no reader sees.
+    # Each stored JSON message is followed by a comma, which readers do not get.
     separators = stream.durable_index if stream.type.json else 0
     return ListedStream(
         ids_of(stream.name)[1],

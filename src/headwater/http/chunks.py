@@ -1,4 +1,4 @@
-"""A chunk of a stream as an answer: headers, ETag, caching, and the body."""
+"""Responses with a chunk of a stream: headers, ETag, caching and body."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headwater.http.responses import Buffer, Deferred, PiecewiseResponse, Respon
 
 MAX_AGE_SECS: Final = 60
 STALE_SECS: Final = 300
-"""As the protocol suggests for shared streams (§8.1)."""
+"""The values that the protocol suggests for shared streams (§8.1)."""
 
 
 def catch_up_response(
@@ -39,7 +39,7 @@ def catch_up_response(
     *,
     is_cacheable: bool | None = None,
 ) -> Response | PiecewiseResponse | Deferred:
-    """Answer with the chunk that `cut` makes of a number of bytes, compressed if the client accepts it."""
+    """Respond with a chunk, compressed if the client accepts it; `cut` makes a chunk of a number of bytes."""
     accepted = request.headers.get(b"accept-encoding")
     max_bytes = context.limits.max_chunk_bytes
     compression = context.compression
@@ -51,8 +51,8 @@ def catch_up_response(
         return chunk_response(context, request, chunk, extra, is_cacheable=is_cacheable)
     etag = etag_of(chunk, coding)
     headers = _headers(context, chunk, etag, extra, is_cacheable) + header("Content-Encoding", coding)
-    asked = request.headers.get(b"if-none-match")
-    if asked is not None and matches(asked, etag):
+    condition = request.headers.get(b"if-none-match")
+    if condition is not None and matches(condition, etag):
         return Response(NOT_MODIFIED, headers)
     context.metrics.read_bytes += chunk.length
     kept = compression.get(etag)
@@ -60,26 +60,26 @@ def catch_up_response(
         return Response(OK, headers, kept)
     if context.engine.deferring is not None:
         context.engine.reader.fetch(chunk)
-    begin = partial(compression.make, etag, coding, partial(_whole, context, chunk))
+    begin = partial(compression.make, etag, coding, partial(_body, context, chunk))
     return Deferred(begin, partial(Response, OK, headers))
 
 
 def chunk_response(
     context: Context, request: Request, chunk: ReadChunk, extra: bytes = b"", *, is_cacheable: bool | None = None
 ) -> Response | PiecewiseResponse:
-    """Answer with a chunk, or with 304 if the client has it already.
+    """Respond with a chunk, or with 304 if the client already has it.
 
-    By default only full chunks below the tail are cacheable: at the tail, the same request soon gets another answer.
+    By default only full chunks before the tail are cacheable: at the tail, the same request soon gets another response.
     """
     etag = etag_of(chunk)
     headers = _headers(context, chunk, etag, extra, is_cacheable)
-    asked = request.headers.get(b"if-none-match")
-    if asked is not None and matches(asked, etag):
+    condition = request.headers.get(b"if-none-match")
+    if condition is not None and matches(condition, etag):
         return Response(NOT_MODIFIED, headers)
     reader = context.engine.reader
     context.metrics.read_bytes += chunk.length
     if chunk.length <= SLICE_BYTES:
-        return Response(OK, headers, _whole(context, chunk))
+        return Response(OK, headers, _body(context, chunk))
     if chunk.stream.type.json:
         return PiecewiseResponse(
             OK, headers, chunk.length + 1, as_array(reader.slices(chunk, waits=True), chunk.length)
@@ -87,7 +87,7 @@ def chunk_response(
     return PiecewiseResponse(OK, headers, chunk.length, reader.slices(chunk, waits=True))
 
 
-def _whole(context: Context, chunk: ReadChunk) -> bytes:
+def _body(context: Context, chunk: ReadChunk) -> bytes:
     """The body of a chunk."""
     data = b"".join(context.engine.reader.buffers(chunk))
     return b"[" + data[:-1] + b"]" if chunk.stream.type.json else data
@@ -113,7 +113,7 @@ def _headers(context: Context, chunk: ReadChunk, etag: bytes, extra: bytes, is_c
 
 
 def as_array(pieces: Iterator[Buffer], length: int) -> Iterator[Buffer]:
-    """Stored JSON messages as one array: brackets around them, and no comma after the last."""
+    """Convert stored JSON messages to one array: add brackets, and remove the comma after the last."""
     yield b"["
     left = length - 1
     for piece in pieces:
@@ -123,7 +123,8 @@ def as_array(pieces: Iterator[Buffer], length: int) -> Iterator[Buffer]:
 
 
 def etag_of(chunk: ReadChunk, coding: str = "") -> bytes:
-    """Differs with the stream's incarnation, the range and closure (protocol §8.1), and with the coding of the body."""
+    """An ETag that depends on the stream's incarnation, the range, closure (protocol §8.1) and the coding of the
+    body."""
     suffix = b":c" if chunk.closed else b""
     if coding:
         suffix += b"-" + coding.encode()
@@ -139,7 +140,7 @@ def etag_of(chunk: ReadChunk, coding: str = "") -> bytes:
 
 
 def cache_control(context: Context, stream: LiveStream) -> bytes:
-    """How long caches may keep data of the stream: as configured, and never longer than the stream lives (§5.6)."""
+    """How long caches may keep data of the stream: as configured, but not beyond its expiry (§5.6)."""
     if context.cache_control == "no-store":
         return NO_STORE
     left_secs = MAX_AGE_SECS + STALE_SECS
@@ -153,8 +154,8 @@ def cache_control(context: Context, stream: LiveStream) -> bytes:
     return header("Cache-Control", f"{context.cache_control}, max-age={max_age}{stale}")
 
 
-def matches(asked: bytes, etag: bytes) -> bool:
-    """If-None-Match compares weakly: `*`, lists and W/ are all allowed (RFC 9110 §13.1.2)."""
-    if asked.strip() == b"*":
+def matches(condition: bytes, etag: bytes) -> bool:
+    """Whether If-None-Match contains an ETag, by weak comparison: `*`, lists and W/ are allowed (RFC 9110 §13.1.2)."""
+    if condition.strip() == b"*":
         return True
-    return any(tag.strip().removeprefix(b"W/") == etag for tag in asked.split(b","))
+    return any(tag.strip().removeprefix(b"W/") == etag for tag in condition.split(b","))

@@ -1,4 +1,4 @@
-"""The requests of workers: claim, ack and release of pull-wake, and the callback of a webhook (protocol §7)."""
+"""Requests of workers: claim, ack and release of pull-wake, and the callback of a webhook (protocol §7)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Compressed bodies: the coding that a client accepts, and chunks of streams that are compressed once, on threads.
+"""Compressed bodies: negotiate the coding, and compress each chunk of a stream once, on threads.
 
-A chunk of a stream never changes, so it is compressed once for many readers. The
-event loop only copies at most `CHUNK_MAX_BYTES` and passes them on. Invariant: what is kept, and what is being
-compressed, is limited; beyond that a client gets the plain bytes, which it always accepts.
+A chunk of a stream never changes, so it is compressed once for many readers. The event loop only copies at most
+`CHUNK_MAX_BYTES` and passes them to a thread. Invariant: the cache, and the number of running compressions, are
+limited; beyond that a client gets the plain bytes, which it always accepts.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from headwater.http.responses import Channel, PiecewiseResponse, Response
 Coding: TypeAlias = Literal["zstd", "gzip", "deflate"]
 
 CODINGS: Final[tuple[Coding, ...]] = ("zstd", "gzip", "deflate")
-"""In the order of preference, where a client accepts several equally."""
+"""In the order of preference, if a client accepts several equally."""
 MIN_BYTES: Final = 1024
-"""A shorter body is hardly smaller when it is compressed."""
+"""Compression hardly makes a shorter body smaller."""
 CHUNK_MAX_BYTES: Final = 2**20
-"""A compressed read returns at most this much, so that copying it does not hold the event loop."""
+"""A compressed read returns at most this much, so that copying it does not block the event loop."""
 KEPT_MAX_BYTES: Final = 32 * 2**20
 RUNNING_MAX: Final = 32
 
 _ZLIB_LEVEL: Final = 5
 _ZSTD_LEVEL: Final = 3
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
-"""What zlib calls the two formats."""
+"""The window bits that select the format in zlib."""
 ACCEPT_MAX_BYTES: Final = 1000
-"""No browser sends a longer Accept-Encoding; for one that does, the body is plain."""
+"""For a longer Accept-Encoding, which no browser sends, the body is not compressed."""
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WEIGHT: Final = re.compile(r"[Qq]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 _COMPRESSIBLE: Final = re.compile(
@@ -75,7 +75,7 @@ def _best_coding(header: bytes) -> Coding | None:
 
 @lru_cache(1024)
 def is_compressible(media_type: str) -> bool:
-    """Whether bodies of this type get smaller."""
+    """Whether compression makes bodies of this type smaller."""
     return _COMPRESSIBLE.fullmatch(media_type) is not None
 
 
@@ -87,7 +87,7 @@ def compress(coding: Coding, data: bytes) -> bytes:
 
 
 class StreamCompressor(Protocol):
-    """Compresses a body of unknown length, so that the reader can decode every piece at once."""
+    """Compresses a body of unknown length; the client can decode every piece at once."""
 
     def piece(self, data: bytes) -> bytes: ...
 
@@ -146,10 +146,10 @@ class CompressedChannel:
         self._channel.write(self._compressor.piece(data))
 
     def write_chunk(self, chunk: bytes) -> None:
-        raise AssertionError("a chunk that readers share is not compressed")
+        raise AssertionError("a shared chunk cannot be sent on a compressed channel")
 
-    def take_turn(self) -> None:
-        self._channel.take_turn()
+    def yield_turn(self) -> None:
+        self._channel.yield_turn()
 
     def end_body(self) -> None:
         self._channel.write(self._compressor.end())
@@ -163,7 +163,7 @@ class CompressedChannel:
 
 
 class CompressedChunks:
-    """Chunks by ETag and coding: the most recently used ones are kept."""
+    """A cache of compressed chunks, by ETag and coding; the most recently used ones are kept."""
 
     def __init__(self, background: Background, scheduler: Scheduler, kept_max_bytes: int = KEPT_MAX_BYTES) -> None:
         self._background = background
@@ -173,7 +173,7 @@ class CompressedChunks:
         self._kept_bytes = 0
         self._waiting: dict[bytes, list[Callable[[bytes], None]]] = {}
         self.compressed = 0
-        """How many chunks were compressed."""
+        """The number of chunks that were compressed."""
 
     @property
     def is_busy(self) -> bool:
@@ -186,7 +186,7 @@ class CompressedChunks:
         return found
 
     def make(self, etag: bytes, coding: Coding, data: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
-        """Call back with the compressed chunk, on the event loop. `etag` names the bytes and the coding."""
+        """Call `done` with the compressed chunk, on the event loop. `etag` identifies the bytes and the coding."""
         waiting = self._waiting.get(etag)
         if waiting is not None:
             waiting.append(done)
@@ -217,7 +217,7 @@ class CompressedChunks:
 
 
 def _deliver(waiting: list[Callable[[bytes], None]], data: bytes) -> Iterator[None]:
-    """Answer one request after the other: hundreds may have waited for the same chunk."""
+    """Complete the waiting requests one by one: hundreds may wait for the same chunk."""
     for done in waiting:
         done(data)
         yield

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection: bytes in, requests to their handlers, answers out in order.
+"""One HTTP/1.1 connection: receive bytes, dispatch requests to their handlers, send responses in order.
 
-The parser puts complete requests into a queue. They are answered one at a time, in a loop and never by recursion, and
-only while the client reads the answers; what one connection does in one turn of the event loop is limited. The states
+The parser puts complete requests into a queue. They are processed one at a time, in a loop and never by recursion, and
+only while the client reads the responses; what one connection does in one turn of the event loop is limited. The states
 are in `states`, the reasons not to read from the socket in `flow`.
 """
 
@@ -60,7 +60,7 @@ from headwater.http.states import (
 log = logging.getLogger("headwater.http")
 
 LINGER_S: Final = 2.0
-"""How long the rest of a refused request is discarded before the connection is cut."""
+"""How long the rest of a refused request is discarded before the connection is closed."""
 MALFORMED: Final = "malformed"
 UNKNOWN: Final = "unknown"
 _CLOSE: Final = b"Connection: close\r\n"
@@ -107,22 +107,22 @@ class Connection(asyncio.Protocol):
         self._queue: deque[Request] = deque()
         self._queued_bytes = 0
         self._unparsed = b""
-        """Input that is parsed in later turns."""
+        """Input that will be parsed in later turns."""
         self._writing = IDLE
         self._is_last = False
-        """The connection is closed once the current answer is complete."""
+        """Whether the connection is closed when the current response is complete."""
         self._is_proxied = False
-        """The peer is a trusted proxy."""
+        """Whether the peer is a trusted proxy."""
         self._serving = False
-        """`_serve` is on the stack: an answer that is complete at once must not call it again."""
+        """Whether `_serve` is on the stack: a response that is complete at once must not call it again."""
         self._turn_bytes = 0
         self._turn_is_due = False
         self._since_s = 0.0
         """When the connection became idle, began to linger, or the client stopped reading."""
-        # Per request being answered.
+        # Per request that is being processed.
         self._request: Request = None  # type: ignore[assignment]
         self._request_id = ""
-        """Set while requests are logged: the client gets it too."""
+        """Set if requests are logged; also sent to the client."""
         self._operation = UNKNOWN
         self._namespace: str | None = None
         """The namespace whose quota of connections counts this one until the response is complete."""
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
             BodyReceiver(self, self._transport, self._parser, self._flow, lambda: context.now_s, self._serve)
 
     def _feed(self, data: bytes) -> None:
-        """Parse what was received; the rest of a large piece in later turns."""
+        """Parse received data; the rest of a large piece is parsed in later turns."""
         parser = self._parser
         if len(data) <= PARSE_BYTES or parser.takes_bulk():
             parser.feed(data, self._context.now_s)
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         elif parser.refusal is None:
             self._unparsed = data[PARSE_BYTES:]
             self._flow.hold(UNPARSED)
-            self._context.turns.ask(self._feed_rest)
+            self._context.turns.schedule(self._feed_rest)
 
     def _feed_rest(self) -> None:
         rest, self._unparsed = self._unparsed, b""
@@ -208,9 +208,9 @@ class Connection(asyncio.Protocol):
             self._serve()
 
     def eof_received(self) -> bool:
-        # A half-closed client still gets the answers to its requests. A half-closed live reader has disconnected.
+        # A half-closed client still gets the responses to its requests. A half-closed live reader has disconnected.
         if self._writing is LINGERING:
-            return False  # The answer was sent and the client needs no more of it.
+            return False  # The response was sent completely.
         return self._live is None and (self._writing is not IDLE or bool(self._queue) or bool(self._unparsed))
 
     def pause_writing(self) -> None:
@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
             self._flow.hold(QUEUE_FULL)
 
     def on_expect_continue(self) -> None:
-        # Only when it is this request's turn: the permission must not overtake an answer.
+        # Only if this request is next: `100 Continue` must not be sent before an earlier response.
         if self._writing is IDLE and not self._queue:
             self._transport.write(CONTINUE)
 
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(chunk)
             self._count_turn(len(chunk))
 
-    def take_turn(self) -> None:
+    def yield_turn(self) -> None:
         self._turn_bytes = TURN_BYTES
         self._schedule_turn()
 
@@ -289,11 +289,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_slow_reader(self) -> bool:
-        """Whether the client has not read what was sent to it."""
+        """Whether the client has not read its responses."""
         return self._flow.unread
 
     def check_time(self, now_s: float) -> None:
-        """Close or refuse what waited too long. Called about twice a second."""
+        """Apply the timeouts of the connection. Called about twice a second."""
         context = self._context
         waited_s = now_s - self._since_s
         if self._flow.unread:
@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def drain(self) -> None:
-        """The server is stopping: finish the running requests, then close."""
+        """Finish the running requests, then close, because the server is stopping."""
         self._is_last = True
         if self._live is not None:
             self._live.on_drain()
@@ -328,10 +328,10 @@ class Connection(asyncio.Protocol):
         self._is_last = True
         self._transport.abort()
 
-    # -- answering -------------------------------------------------------------------------------------------------
+    # -- processing requests ---------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Answer queued requests in order, until one has to wait, the client does not read, or the turn is used up."""
+        """Process queued requests in order, until one has to wait, the client does not read, or the turn ends."""
         if self._serving:
             return
         self._serving = True
@@ -351,7 +351,7 @@ class Connection(asyncio.Protocol):
                 self._answer_refused(self._parser.refusal)
 
     def _answer_known(self, known: KnownHead, request: Request) -> None:
-        """Answer a request whose head is known: without the steps that depend on the head alone."""
+        """Process a request whose head is cached, without the steps that depend only on the head."""
         repeat = known.repeat
         if repeat is None or self._is_proxied or self._context.observed:
             self._answer(request, known)
@@ -408,7 +408,7 @@ class Connection(asyncio.Protocol):
             self._fail(error)
 
     def _handle_again(self, request: Request, refusal: Refusal | None) -> None:
-        """What the request needs was fetched, or could not be."""
+        """Process the request again after its data was fetched, or refuse it if that failed."""
         if self._request is request and self._writing is SERVING:
             if refusal is None:
                 self._handle(request)
@@ -416,7 +416,7 @@ class Connection(asyncio.Protocol):
                 self._send(problem(refusal))
 
     def _answer_refused(self, refusal: Refusal) -> None:
-        """Answer a request that is not read to its end; then close the connection."""
+        """Send the refusal of a request that is not read completely, then close the connection."""
         self._writing = WRITING[self._writing][TAKE_REFUSED]
         self._request = self._parser.refused_request()
         self._operation = MALFORMED
@@ -441,7 +441,7 @@ class Connection(asyncio.Protocol):
     def _complete(
         self, request: Request, render: Callable[[Any], Response | PiecewiseResponse], result: object
     ) -> None:
-        """Answer with the engine's result."""
+        """Send the response for the engine's result."""
         if self._request is not request or self._writing is not SERVING:
             return  # The client has disconnected.
         try:
@@ -457,7 +457,7 @@ class Connection(asyncio.Protocol):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Handle an internal error: log it under an id that the client can quote, and send no details."""
+        """Handle an internal error: log it with an id that is also sent to the client, without details."""
         request_id = self._request_id or self._context.request_id_of(self._request)
         log.error("request %s failed: %s %r", request_id, self._request.method, self._request.target, exc_info=error)
         if self._writing is not SERVING:
@@ -482,7 +482,7 @@ class Connection(asyncio.Protocol):
         else:
             head = context.common_headers.beginnings[status]
         body = b""
-        if status != NO_CONTENT:  # First, because every append is answered with it.
+        if status != NO_CONTENT:  # Checked first, because it is the status of every append.
             if VARY_ENCODING in headers:
                 head = without_vary(head)
             if status != NOT_MODIFIED and request.method != b"HEAD":
@@ -510,7 +510,7 @@ class Connection(asyncio.Protocol):
             self._observe(status)
 
     def _observe(self, status: int) -> None:
-        """Log and trace the request that was answered."""
+        """Log and trace the request."""
         request, context = self._request, self._context
         client = context.client_of(request, self._transport.get_extra_info("peername"))
         if context.tracing is not None:
@@ -554,8 +554,8 @@ class Connection(asyncio.Protocol):
             self._pieces = None
             self._finish()
         except Refusal as refusal:
-            # The head was sent: a body shorter than its Content-Length is the only way to report it.
-            log.warning("cut a response short: %s", refusal.detail)
+            # The head is already sent: a body shorter than its Content-Length is the only way to report the error.
+            log.warning("a response was cut off: %s", refusal.detail)
             self._drop_pieces()
             self.abort()
         except Exception as error:
@@ -563,12 +563,12 @@ class Connection(asyncio.Protocol):
             self._fail(error)
 
     def _send_fetched(self, pieces: Iterator[Buffer], refusal: Refusal | None) -> None:
-        """The next piece was fetched, or could not be: then the body ends too early, which the client sees."""
+        """Continue after the next piece was fetched; if that failed, the body ends early, which the client detects."""
         if self._pieces is pieces and self._writing is SENDING:
             if refusal is None:
                 self._send_pieces()
             else:
-                log.warning("cut a response short: %s", refusal.detail)
+                log.warning("a response was cut off: %s", refusal.detail)
                 self._drop_pieces()
                 self.abort()
 
@@ -579,7 +579,7 @@ class Connection(asyncio.Protocol):
             close()
 
     def _finish(self) -> None:
-        """The current answer is complete: take the next request, or close."""
+        """Complete the current response: process the next request, or close."""
         request = self._request
         if request.reserved_bytes or type(request) is UploadRequest:
             self._release(request)
@@ -592,7 +592,7 @@ class Connection(asyncio.Protocol):
         if not request.keep_alive or self._is_last:
             self.close()
         elif self._serving:
-            return  # `_serve` takes the next one.
+            return  # `_serve` processes the next one.
         elif self._queue or self._parser.refusal is not None:
             self._serve()
         else:
@@ -607,13 +607,13 @@ class Connection(asyncio.Protocol):
     def _release(self, request: Request) -> None:
         """Release the memory budget of a request, and abort its upload if no handler finished it."""
         if request.reserved_bytes:
-            self._context.budget.give_back(request.reserved_bytes)
+            self._context.budget.release(request.reserved_bytes)
             request.reserved_bytes = 0
         if type(request) is UploadRequest and request.upload is not None:
             request.upload.abandon()
 
     def _linger(self) -> None:
-        """Close without a reset: a client in the middle of its body must still be able to read the answer."""
+        """Close without a reset: a client that is still sending its body must be able to read the response."""
         self._writing = WRITING[self._writing][LINGER]
         self._is_last = True
         self._since_s = self._context.now_s
@@ -628,10 +628,10 @@ class Connection(asyncio.Protocol):
             self._schedule_turn()
 
     def _schedule_turn(self) -> None:
-        """Continue once the event loop has served the other connections."""
+        """Continue when the event loop has served the other connections."""
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._context.turns.ask(self._next_turn)
+            self._context.turns.schedule(self._next_turn)
 
     def _next_turn(self) -> None:
         self._turn_is_due = False
@@ -640,7 +640,7 @@ class Connection(asyncio.Protocol):
             self._continue()
 
     def _continue(self) -> None:
-        """Continue to send, or take the next request: the client reads again, or a new turn began."""
+        """Continue to send, or process the next request, because the client reads again or a new turn began."""
         if self._writing is SENDING:
             self._send_pieces()
         elif self._live is not None:

@@ -1,4 +1,4 @@
-"""State shared by handlers and connections: the engine, the limits, and the settings for answers."""
+"""State that handlers and connections share: the engine, the limits, and the settings for responses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Sizes and times of the HTTP layer; every one is a setting."""
+    """Limits and timeouts of the HTTP layer; each is a setting."""
 
     max_header_bytes: int
     max_url_bytes: int
@@ -69,7 +69,7 @@ class RequestTracing(Protocol):
 
 
 class OpenConnection(Protocol):
-    """A connection, as the server's timers and its shutdown see it."""
+    """The part of a connection that the server's timers and its shutdown use."""
 
     @property
     def is_slow_reader(self) -> bool: ...
@@ -88,7 +88,7 @@ class OpenConnections:
         self._limit = limit
         self._open: set[OpenConnection] = set()
         self.elsewhere = 0
-        """Connections that other workers of the server have."""
+        """The number of connections of other workers of the server."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -97,7 +97,7 @@ class OpenConnections:
         return tuple(self._open)
 
     def add(self, connection: OpenConnection) -> Refusal | None:
-        """Count a new connection; returns why it is refused, if it is."""
+        """Add a new connection; returns the refusal if the limit is reached."""
         self._open.add(connection)
         if len(self._open) + self.elsewhere > self._limit:
             return TooManyConnections(f"Connection limit ({self._limit}) reached.")
@@ -156,15 +156,15 @@ class Context:
         self.sse_deadlines = Deadlines(loop, limits.sse_reconnect_s) if limits.sse_reconnect_s else None
         self.follow_sessions = FollowSessions(limits.max_follows, engine.follows.max_streams)
         self.open_events: OpenEvents = partial(LocalEvents, engine)
-        """Begins to follow many streams."""
+        """Opens the events of a follower of many streams."""
         self.set_debug()
         self._cursor_interval_secs = cursor_interval_secs
         self.current_cursor = self.cursor(None)
-        """The cursor of now, to about half a second."""
+        """The current cursor, updated about twice a second."""
         self._subscriptions = subscriptions
         self.common_headers.set_date(time.time())
         self.now_s = loop.time()
-        """The loop's time to about half a second: enough for time-outs, and free to read."""
+        """The loop's time, updated about twice a second: precise enough for timeouts, and cheap to read."""
 
     @property
     def subscriptions(self) -> Subscriptions:
@@ -182,11 +182,11 @@ class Context:
         self.observed = self.debug or self.tracing is not None
 
     def cursor(self, echoed: str | None) -> str:
-        """The cursor of a live answer to a client that holds `echoed`."""
+        """The cursor of a live response to a client that sent `echoed`."""
         return next_cursor(self.engine.now_ms(), self._cursor_interval_secs, echoed, random.random())
 
     def origin_of(self, request: Request) -> str:
-        """Scheme and host as the client reached the server, or a trusted proxy; empty if it did not say."""
+        """Scheme and host that the client used to reach the server or a trusted proxy; empty if unknown."""
         host = request.header(b"host")
         scheme = self.scheme
         if request.is_proxied:
@@ -195,28 +195,28 @@ class Context:
         return f"{scheme}://{host}" if host else ""
 
     def request_id_of(self, request: Request) -> str:
-        """The id that the client or a proxy gave to a request, or a new one."""
+        """The id of a request from the client or a proxy, or a new one."""
         given = request.header(b"x-request-id")
         return given if given is not None and _REQUEST_ID.fullmatch(given) else self._new_request_id()
 
     def client_of(self, request: Request, peer: tuple[str, int] | None) -> str:
-        """The address of the client: of the connection, or as a trusted proxy says."""
+        """The address of the client: of the connection, or as reported by a trusted proxy."""
         forwarded = self.proxies.hop(request.headers).client if request.is_proxied else ""
         return forwarded or (f"{peer[0]}:{peer[1]}" if peer else "")
 
     def location(self, request: Request) -> bytes:
-        """The URL of the request itself: as the settings say, or as the client reached it."""
+        """The URL of the request itself, with the configured base URL or the one that the client used."""
         path = request.target.partition(b"?")[0]
         if not path.startswith(b"/"):
             return path
         return self.base_url(request).encode("latin-1") + path
 
     def base_url(self, request: Request) -> str:
-        """Where clients reach this server: as the settings say, or as this client did."""
+        """The base URL of this server: the configured one, or the one that this client used."""
         return self.public_url or self.origin_of(request)
 
     def sweep(self) -> None:
-        """About twice a second: set the date, and let every connection check its time-outs."""
+        """Update the date, and check the timeouts of every connection. Called about twice a second."""
         self.now_s = self.loop.time()
         self.current_cursor = self.cursor(None)
         self.common_headers.set_date(time.time())

@@ -29,7 +29,7 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
     expires_at = request.header(b"stream-expires-at")
     if ttl is not None and expires_at is not None:
         raise InvalidExpiry("Send Stream-TTL or Stream-Expires-At, not both.")
-    wanted = CreateRequest(
+    create = CreateRequest(
         address.name,
         check_content_type(content_type) if content_type is not None else None,
         parse_ttl(ttl) if ttl is not None else None,
@@ -44,21 +44,21 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
         ),
         fenced=request.asks_to_fence_writes(),
     )
-    begin = with_messages(context, request, partial(_create, context, address, wanted), creating=True)
-    return Deferred(begin, partial(_render, context.location(request), wanted.fenced))
+    begin = with_messages(context, request, partial(_create, context, address, create), creating=True)
+    return Deferred(begin, partial(_render, context.location(request), create.fenced))
 
 
-def _create(context: Context, address: Address, wanted: CreateRequest, messages: Messages | None, done: Done) -> None:
+def _create(context: Context, address: Address, create: CreateRequest, messages: Messages | None, done: Done) -> None:
     if messages is not None:
-        wanted = replace(wanted, messages=messages)
+        create = replace(create, messages=messages)
     if address.bucket:
-        context.engine.buckets.create_stream(address.bucket, wanted, done)
+        context.engine.buckets.create_stream(address.bucket, create, done)
     else:
-        context.engine.create(wanted, done)
+        context.engine.create(create, done)
 
 
 def _fork(context: Context, request: Request) -> ForkRequest | None:
-    """The fork that the headers ask for. The other fork headers need Stream-Forked-From."""
+    """The fork that the headers request. The other fork headers need Stream-Forked-From."""
     source = request.headers.get(b"stream-forked-from")
     offset = request.header(b"stream-fork-offset")
     sub_offset = request.header(b"stream-fork-sub-offset")
@@ -73,7 +73,7 @@ def _fork(context: Context, request: Request) -> ForkRequest | None:
 
 
 def fork_source(context: Context, request: Request) -> str | None:
-    """The name of the stream that a creation forks, if it does."""
+    """The name of the stream that a create request forks, or None."""
     fork = _fork(context, request)
     return fork.source_name if fork is not None else None
 
@@ -83,7 +83,7 @@ def _render(location: bytes, fenced: bool, created: Created) -> Response:
         NO_STORE,
         header("Content-Type", created.stream.type.header),
         next_offset(created.stream.id, created.tail.message_index, created.tail.byte_position),
-        # Also when the stream exists: the reference server sends it on every successful PUT.
+        # Even if the stream already existed: the reference server sends it on every successful PUT.
         b"Location: " + location + b"\r\n",
     ]
     if created.closed:

@@ -1,7 +1,7 @@
 """Deadlines of live reads: one timer for all of them.
 
-All deadlines of one kind have the same delay, so they come due in the order in which they were set, and a queue is
-enough. Cancelled ones are skipped when they come due.
+All deadlines of one kind have the same delay, so they are due in the order in which they were set, and a queue is
+sufficient. Cancelled ones are skipped when they are due.
 """
 
 from __future__ import annotations

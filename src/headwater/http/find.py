@@ -1,7 +1,7 @@
 """Search the messages of a range for a text (our extension `find`; see docs/extensions.md).
 
-Invariant: one request scans a bounded part of the range, at the speed of the C library, and says where to continue. So
-a search over a whole stream is a series of short requests, and no other client waits for it.
+Invariant: one request scans a limited part of the range, at the speed of the C library, and returns where to continue.
+So a search over a whole stream is a series of short requests, which do not delay other clients.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from headwater.http.responses import Response
 SCAN_BYTES: Final = 1024 * 1024
 """Bytes that one request scans, cut at a message boundary; of a larger message only this many bytes."""
 MESSAGES_MAX: Final = 20_000
-"""Messages that one request scans: each may begin with a part of the text that the next one continues."""
+"""Messages that one request scans; a text may span message boundaries at each of them, which is not a match."""
 MATCHES_MAX: Final = 200
-"""Matches in one answer."""
+"""Matches in one response."""
 MATCH_BYTES_MAX: Final = 64 * 1024
-"""Longer messages are cut in the answer; a read of their offsets returns them whole."""
+"""Longer messages are truncated in the response; a read of their offsets returns them completely."""
 TEXT_MAX: Final = 1000
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -41,7 +41,7 @@ class Match(msgspec.Struct, omit_defaults=True):
     position: int
     size: int
     time_ms: int = 0
-    """When it arrived; 0 if that is not known."""
+    """Its arrival time; 0 if unknown."""
     text: str | None = None
     """The content of JSON and text; other content is in `base64`."""
     base64: str | None = None
@@ -56,14 +56,14 @@ class Found(msgspec.Struct):
 
 
 def check_text(text: str) -> bytes:
-    """The wanted text as bytes, in lower case."""
+    """The text to search for as bytes, in lower case."""
     if not text or len(text) > TEXT_MAX:
         raise BadRequest(f"find must have 1 to {TEXT_MAX} characters.")
     return text.encode("utf-8", "surrogateescape").lower()
 
 
 def respond(context: Context, chunk: ReadChunk, wanted: bytes, until: Offset) -> Response:
-    """The messages of a chunk that contain a text, compared without regard to the case of ASCII letters."""
+    """Respond with the messages of a chunk that contain a text, ignoring the case of ASCII letters."""
     content = _first_bytes(context, chunk)
     lengths = context.engine.reader.lengths(chunk)
     ends = list(accumulate(lengths))
@@ -83,7 +83,7 @@ def respond(context: Context, chunk: ReadChunk, wanted: bytes, until: Offset) ->
 
 
 def _first_bytes(context: Context, chunk: ReadChunk) -> bytes:
-    """The content of a chunk; of a single message that is larger than a scan, the beginning."""
+    """The content of a chunk, or the beginning of a single message that is larger than a scan."""
     pieces = []
     size = 0
     for piece in context.engine.reader.slices(chunk):
@@ -95,7 +95,7 @@ def _first_bytes(context: Context, chunk: ReadChunk) -> bytes:
 
 
 def _matching(content: bytes, ends: list[int], wanted: bytes) -> list[int]:
-    """The numbers of the messages that contain the text, at most one more than an answer may have."""
+    """The numbers of the messages that contain the text, at most one more than a response may have."""
     found: list[int] = []
     at = content.find(wanted)
     while at >= 0 and len(found) <= MATCHES_MAX:
@@ -104,7 +104,7 @@ def _matching(content: bytes, ends: list[int], wanted: bytes) -> list[int]:
             break
         if at + len(wanted) <= ends[number]:
             found.append(number)
-        # Else it spans two messages, and so does whatever begins later in this one.
+        # Otherwise it spans two messages, as does every later occurrence in this one.
         at = content.find(wanted, ends[number])
     return found
 

@@ -1,8 +1,8 @@
-"""Flow control: when a socket is read, how much memory requests take, and how long answers hold the event loop.
+"""Flow control: when a socket is read, how much memory requests use, and how long responses occupy the event loop.
 
-Reading from a socket stops while there is any reason to: its answers are unread, its queue of pipelined requests is
-full, or an upload is ahead of the disk. The bytes of all request bodies that are held at once come out of one budget.
-Answers that take long are sent in turns, and all turns of one iteration of the event loop share a time limit.
+A socket is not read while there is any reason: its responses are unread, its queue of pipelined requests is full, or an
+upload is ahead of the disk. The request bodies in memory share one budget. Long responses are sent in turns, and all
+turns of one iteration of the event loop share a time limit.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Callable
 from typing import Final
 
 UNREAD: Final = 1
-"""The client has not read the answers that were sent to it."""
+"""The client has not read its responses."""
 QUEUE_FULL: Final = 2
-"""Enough pipelined requests wait for their turn."""
+"""The queue of pipelined requests is full."""
 UPLOAD_AHEAD: Final = 4
 """An upload is received faster than the disk can write it."""
 UNPARSED: Final = 8
-"""What was received is still being parsed, a piece in each turn."""
+"""Received data is still being parsed, a piece in each turn."""
 BODY_TURN: Final = 16
-"""The memory for more of a large body is prepared, or the complete body is taken."""
+"""Memory for more of a large body is being allocated, or the complete body is being processed."""
 
 PIPELINE_MAX_REQUESTS: Final = 32
 PIPELINE_MAX_BYTES: Final = 1024 * 1024
-"""Requests, and bytes of their bodies, that may wait while one is answered; beyond that the socket is not read."""
+"""Requests, and bytes of their bodies, that may be queued; beyond that the socket is not read."""
 PARSE_BYTES: Final = 32 * 1024
-"""What is parsed in one turn: it may be thousands of chunks, header fields or requests."""
+"""Bytes that are parsed in one turn: they may contain thousands of chunks, header fields or requests."""
 TURN_REQUESTS: Final = 64
 TURN_BYTES: Final = 256 * 1024
-"""What one connection may do in one turn: requests answered, bytes written."""
+"""Limits of one connection in one turn: requests processed, bytes written."""
 TURNS_S: Final = 0.008
 """Time for the turns of all connections before the event loop polls its sockets again."""
 
 
 class FlowControl:
-    """Decides when the socket of one connection is read. `reasons` is a set of bits: why it is not."""
+    """Decides when the socket of one connection is read. `reasons` has a bit for each reason not to read it."""
 
     __slots__ = ("_transport", "reasons")
 
@@ -50,7 +50,7 @@ class FlowControl:
 
     @property
     def unread(self) -> bool:
-        """Whether the client has not read what was sent to it."""
+        """Whether the client has not read its responses."""
         return bool(self.reasons & UNREAD)
 
     def hold(self, reason: int) -> None:
@@ -68,7 +68,7 @@ class FlowControl:
 
 
 class ByteBudget:
-    """The bytes of request bodies that all connections hold together."""
+    """The budget for the request bodies of all connections in memory."""
 
     __slots__ = ("held", "limit")
 
@@ -77,19 +77,19 @@ class ByteBudget:
         self.held = 0
 
     def take(self, size: int) -> bool:
-        """Reserve bytes; False if they do not fit, and then nothing is reserved."""
+        """Reserve bytes; False if they exceed the limit, in which case nothing is reserved."""
         if self.held + size > self.limit:
             return False
         self.held += size
         return True
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.held -= size
         assert self.held >= 0, "more was released than reserved"
 
 
 class Turns:
-    """The connections that have more to send, one turn each, in the order of their requests."""
+    """The queue of connections that have more to send or to parse, one turn each."""
 
     __slots__ = ("_call_soon", "_is_due", "_waiting")
 
@@ -98,7 +98,7 @@ class Turns:
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_due = False
 
-    def ask(self, turn: Callable[[], None]) -> None:
+    def schedule(self, turn: Callable[[], None]) -> None:
         """Call `turn` in a later iteration of the event loop."""
         self._waiting.append(turn)
         if not self._is_due:

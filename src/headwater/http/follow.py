@@ -1,4 +1,4 @@
-"""One event stream over many streams: a POST names them, and a GET of the id that it returns follows them (extension).
+"""One event stream over many streams: a POST lists them, and a GET of the returned id follows them (extension).
 
 `follow_sessions` has the sessions, `followed_events` the events, `engine.follows` the cursors on the streams.
 """
@@ -30,7 +30,7 @@ from headwater.http.sse_encoding import data_event, id_line
 log = logging.getLogger("headwater.http")
 
 NAMES_MAX: Final = 10_000
-"""Streams that one request can name: they are checked at once, in about 20 ms. A prefix can have more."""
+"""Streams that one request can list: they are checked at once, in about 20 ms. A prefix can have more."""
 _EVENT_ID: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _HEADERS: Final = NO_CACHE + b"Content-Type: text/event-stream\r\n"
 
@@ -42,7 +42,7 @@ class _FollowBody(msgspec.Struct):
 
 
 def begin(context: Context, request: Request, address: Address) -> Response:
-    """Name the streams; the answer has the id, and the address of the events."""
+    """Create a session for the listed streams; the response has its id, and the URL of the events."""
     body = read_json(request, _FollowBody, BadRequest)
     if len(body.streams) > NAMES_MAX:
         raise TooManyFollowed(f"One request can name {NAMES_MAX} streams; follow a prefix, or send several requests.")
@@ -72,7 +72,7 @@ def events(context: Context, request: Request, address: Address) -> FollowEvents
     if _EVENT_ID.fullmatch(last) is None:
         raise BadRequest(f"Last-Event-ID must be a number that this server sent, not {last[:100]!r}.")
     if session.reader is not None:
-        # The client has reconnected before the server noticed that the connection broke.
+        # The client has reconnected before the server noticed the lost connection.
         session.reader.end()
     return FollowEvents(context, session, session.resume_after(int(last)))
 
@@ -132,7 +132,7 @@ class FollowEvents:
             if event is None:
                 if events.is_complete and not self._was_up_to_date:
                     self._was_up_to_date = True
-                    self._session.listed()
+                    self._session.mark_listed()
                     self._channel.write(b'event: control\ndata:{"upToDate":true}\n\n')
                 if events.has_ended:
                     self.end()

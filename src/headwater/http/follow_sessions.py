@@ -1,6 +1,6 @@
-"""Sessions of followers of many streams: the streams of an id, and the offsets up to which events were sent.
+"""Sessions of followers of many streams: the streams of each id, and the offsets up to which events were sent.
 
-An id is valid while it is used and for a minute after. A session remembers the offsets of the events that were sent
+An id is valid while it is used and for a minute after that. A session keeps the offsets of the events that were sent
 last, so that an `EventSource` that reconnects with `Last-Event-ID` continues where it was.
 """
 
@@ -18,11 +18,11 @@ from headwater.http.scopes import Scope
 IDLE_S: Final = 60.0
 """How long an id without a connection stays valid."""
 SENT_MAX: Final = 10_000
-"""Events whose offsets a session remembers: as many as a socket can buffer before its client receives them."""
+"""Events whose offsets a session keeps: as many as a socket can buffer before its client receives them."""
 
 
 GONE: Final = ""
-"""In place of the offset of a stream that does not exist any more."""
+"""Replaces the offset of a stream that no longer exists."""
 
 
 class SessionReader(Protocol):
@@ -41,70 +41,71 @@ class FollowSession:
         self.scope: Final = scope
         self.reader: SessionReader | None = None
         self._offsets = dict(wanted.offsets)
-        """After the event `_first`."""
+        """The offsets after the event `_first`."""
         self._start = wanted.start
         self._first = 0
         self._sent: deque[tuple[str, str]] = deque()
-        """Stream and offset of each event after it."""
+        """Stream and offset of each event after `_first`."""
 
     @property
     def named(self) -> int:
-        """How many streams the request names."""
+        """The number of streams that the request lists."""
         return len(self._named)
 
     def names(self, stream: str) -> bool:
         return stream in self._named
 
     def began(self, name: str, offset: str) -> None:
-        """Remember where a stream began that is followed from `now` on: a later connection must not skip to its end."""
+        """Record the start of a stream that is followed from `now`: a later connection must not skip to its end."""
         if self._offsets.get(name, NOW) == NOW:
             self._offsets[name] = offset
 
-    def listed(self) -> None:
-        """All streams of the prefix have been found; those that are found later were created later."""
+    def mark_listed(self) -> None:
+        """Note that all streams of the prefix have been found; others are created later, and start at their
+        beginning."""
         self._start = BEGINNING
 
     def sent(self, name: str, offset: str) -> int:
-        """Remember an event; returns its number."""
+        """Record an event; returns its number."""
         self._sent.append((name, offset))
         if len(self._sent) > SENT_MAX:
-            self._settle()
+            self._confirm_first()
         return self._first + len(self._sent)
 
     def resume_after(self, event: int) -> FollowRequest:
         """The request that continues after a received event. Later events are sent again."""
         if not self._first <= event <= self._first + len(self._sent):
-            raise FollowNotFound("The events after this id are not known any more; send the POST again.")
+            raise FollowNotFound("The events after this id are no longer kept; send the POST again.")
         while self._first < event:
-            self._settle()
+            self._confirm_first()
         self._sent.clear()
         return FollowRequest(dict(self._offsets), self._prefix, self._start)
 
-    def _settle(self) -> None:
-        """The first of the events that are remembered was received: its offset is where its stream continues."""
+    def _confirm_first(self) -> None:
+        """Note that the client has received the first recorded event: its stream continues at its offset."""
         name, offset = self._sent.popleft()
         self._first += 1
         if offset != GONE:
             self._offsets[name] = offset
         else:
-            # Streams of a prefix come and go for as long as the session lasts.
+            # Streams of a prefix are created and deleted during the session.
             self._offsets.pop(name, None)
 
 
 class FollowSessions:
-    """The valid ids, within the limits on their number and on the streams that they name."""
+    """All sessions, within the limits on their number and on the streams that they list."""
 
     def __init__(self, limit: int, max_streams: int) -> None:
         self._limit = limit
         self._max_streams = max_streams
         self._named = 0
         self.id_prefix = ""
-        """How ids of this process begin."""
+        """The prefix of the ids of this process."""
         self.elsewhere = 0
-        """Ids that other workers of the server gave."""
+        """The number of sessions of other workers of the server."""
         self._by_id: dict[str, FollowSession] = {}
         self._idle: dict[str, float] = {}
-        """Since when ids have no connection, in that order."""
+        """The time since which each id has no connection, oldest first."""
 
     def __len__(self) -> int:
         return len(self._by_id)

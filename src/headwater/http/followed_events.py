@@ -19,7 +19,7 @@ from headwater.http.headers import offset_text
 from headwater.http.scopes import Scope
 
 LARGE_BYTES: Final = 256 * 1024
-"""A message above this size is named in its event, and read at its stream."""
+"""For a larger message, the event has only its offset, and the client reads it from its stream."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -27,12 +27,12 @@ class EncodedEvent(NamedTuple):
     """One event without its id."""
 
     name: str
-    """The stream that has been sent up to `offset` with this event; empty for a problem."""
+    """The stream that is sent up to `offset` with this event; empty for a problem."""
     offset: str
     data: bytes
-    """Empty: nothing is sent. The stream begins at `offset`, which was `now`."""
+    """If empty, nothing is sent: the stream begins at `offset`, which was `now`."""
     gone: str = ""
-    """The stream that does not exist any more, if that is the problem."""
+    """The stream that no longer exists, if that is the problem."""
 
 
 class FollowedEvents(Protocol):
@@ -40,11 +40,11 @@ class FollowedEvents(Protocol):
 
     @property
     def failure(self) -> Refusal | None:
-        """Set: the events cannot continue."""
+        """Why the events cannot continue, or None."""
 
     @property
     def has_ended(self) -> bool:
-        """They end here, and continue when the client connects again."""
+        """Whether the events end here; the client continues with another connection."""
 
     @property
     def is_complete(self) -> bool:
@@ -55,7 +55,7 @@ class FollowedEvents(Protocol):
     def close(self) -> None: ...
 
     def next_event(self) -> EncodedEvent | None:
-        """What to send next; None if there is nothing now."""
+        """The next event to send; None if there is none now."""
 
 
 OpenEvents: TypeAlias = Callable[[FollowRequest, Scope, Callable[[], None]], FollowedEvents]

@@ -1,8 +1,8 @@
-"""Trusted proxies: who the client is, and how it reached the server, according to `Forwarded` or `X-Forwarded-*`.
+"""Trusted proxies: the client's address, scheme and host from `Forwarded` or `X-Forwarded-*`.
 
-Every proxy adds one element at the right. Elements are believed from right to left, as long as the one who added them
-is trusted: first the peer of the connection, then the address that this peer forwards for. Headers of other peers are
-ignored, because anyone can send them.
+Every proxy adds one element at the right. Elements are used from right to left, as long as the proxy that added them is
+trusted: first the peer of the connection, then the address that this peer forwards for. Headers of other peers are
+ignored, because any client can send them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Forwarded(NamedTuple):
-    """One hop, as a proxy describes it. Empty where it does not say."""
+    """One hop as described by a proxy; empty strings for unknown values."""
 
     client: str = ""
     scheme: str = ""
@@ -45,7 +45,7 @@ class TrustedProxies:
         found = Forwarded()
         for element in reversed(_elements(headers)):
             # A value that one proxy omits may have been set by a later one.
-            found = Forwarded(*(theirs or known for theirs, known in zip(element, found, strict=True)))
+            found = Forwarded(*(value or known for value, known in zip(element, found, strict=True)))
             if not element.client or not self.trusts(element.client):
                 break
         return found
@@ -65,7 +65,7 @@ def parse_network(text: str) -> Network:
 
 
 def _elements(headers: Mapping[bytes, bytes]) -> list[Forwarded]:
-    """What the last proxies added, the nearest one last. `Forwarded` (RFC 7239) is preferred."""
+    """The elements of the last proxies, the nearest one last. `Forwarded` (RFC 7239) is preferred."""
     standard = headers.get(b"forwarded")
     if standard is not None:
         return [_standard_element(element) for element in _split(standard.decode("latin-1"))[-ELEMENTS_MAX:]]
@@ -80,7 +80,7 @@ def _elements(headers: Mapping[bytes, bytes]) -> list[Forwarded]:
 
 
 def _from_right(values: list[str], at: int) -> str:
-    """Many proxies replace the scheme and the host instead of adding to them: then the one value counts for all."""
+    """A value counted from the right. Many proxies replace scheme and host: then the single value is used for all."""
     if not values:
         return ""
     return values[-at] if at <= len(values) else values[0]

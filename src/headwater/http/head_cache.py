@@ -1,12 +1,12 @@
 """A cache of parsed request heads.
 
-A client that appends or polls sends the same head repeatedly, byte for byte. What httptools parsed from it the first
-time is remembered, so that the next time the head is looked up instead of parsed: the same bytes at the start of a
-message can only mean the same request. This takes about 40 % off a small append (see `docs/decisions.md`).
+A client that appends or polls sends the same head repeatedly, byte for byte. The result of parsing it is cached, so
+that the next time the head is looked up instead of parsed: the same bytes at the start of a message always mean the
+same request. This saves about 40 % of the time of a small append (see `docs/decisions.md`).
 
-Only complete HTTP/1.1 keep-alive requests are remembered, with a Content-Length or without a body; anything else, and
-any head that is not known to the last byte, goes through the parser. A handler may say how to answer the same head with
-another body (`Repeat`): what it made of the head is then remembered as well.
+Only complete HTTP/1.1 keep-alive requests are cached, with a Content-Length or without a body; all others, and heads
+that differ in any byte, are parsed. A handler may return how to process the same head with another body (`Repeat`),
+which is then cached as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headwater.http.responses import Repeat
 HEAD_MAX_BYTES: Final = 1024
 KNOWN_MAX: Final = 4096
 _ONCE_ONLY: Final = (b"producer-seq", b"stream-seq", b"if-none-match", b"transfer-encoding", b"expect", b"upgrade")
-"""Headers that make a head unlike the next one, or that need the parser."""
+"""Headers that change with each request, or that need the parser."""
 
 
 class KnownHead(msgspec.Struct):
@@ -32,9 +32,9 @@ class KnownHead(msgspec.Struct):
     body_bytes: int
     operation: str = ""
     repeat: Repeat | None = None
-    """How requests with this head are answered, and counted as which operation, once the first one was."""
+    """How requests with this head are processed; set, like `operation`, by the first one."""
     owner: int = -1
-    """Set: they are relayed to this worker."""
+    """The worker to which they are relayed; -1 if they are not."""
 
 
 class HeadCache:
@@ -50,11 +50,11 @@ class HeadCache:
         return known, Request(known.method, known.target, known.headers, data[end:], False, True)
 
     def clear(self) -> None:
-        """Forget how requests are answered: where a stream is has changed."""
+        """Clear the cache, because the location of a stream has changed."""
         self._heads.clear()
 
     def remember(self, data: bytes, request: Request) -> None:
-        """Keep the head of a request that arrived as exactly `data`."""
+        """Cache the head of a request that was received as exactly `data`."""
         headers = request.headers
         if request.http_1_0 or not request.keep_alive or b"?" in request.target:
             return

@@ -1,7 +1,7 @@
-"""Status lines and headers: security, CORS, caching and the headers of the protocol, as encoded lines.
+"""Status lines and headers, encoded: security, CORS, caching and the headers of the protocol.
 
-Everything that does not depend on the request is built once, at startup. A header block is bytes, each line ended by
-CRLF, so that the hot path only joins what is already encoded.
+Everything that does not depend on the request is built once, at startup. A header block is bytes, each line ending with
+CRLF, so that the hot path only joins encoded lines.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ TEMPORARY_REDIRECT: Final = 307
 SERVICE_UNAVAILABLE: Final = 503
 
 REASONS: Final[dict[int, str]] = {status.value: status.phrase for status in HTTPStatus} | {413: "Payload Too Large"}
-"""Reason phrases. That of 413 is the protocol's (§5.2); Python's differs between its versions."""
+"""Reason phrases. That of 413 is from the protocol (§5.2), because it differs between versions of Python."""
 STATUS_LINES: Final[dict[int, bytes]] = {
     status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in REASONS.items()
 }
@@ -88,21 +88,21 @@ STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
 WRITE_FENCE: Final = b"Write-Fence: true\r\n"
 UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
 NEXT_OFFSET: Final = b"Stream-Next-Offset: %016x_%016x_%016x\r\n"
-"""Takes message index, byte position and incarnation."""
+"""A format for message index, byte position and incarnation."""
 JSON_TYPE: Final = b"Content-Type: application/json\r\n"
 _VARY_ORIGIN: Final = b"Vary: Origin\r\n"
-"""In every response: the CORS headers depend on the origin, and caches must know it."""
+"""Part of every response: the CORS headers depend on the origin, and caches must know that."""
 VARY_ENCODING: Final = b"Vary: Origin, Accept-Encoding\r\n"
-"""Replaces it in a response that could be compressed."""
+"""Replaces `_VARY_ORIGIN` in a response that could be compressed."""
 _SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n" + _VARY_ORIGIN
 
 _SANDBOX: Final = b"Content-Security-Policy: sandbox; default-src 'none'\r\n"
 _INERT: Final = frozenset(("application/json", "text/plain", "application/octet-stream"))
-"""What browsers show without ever running it."""
+"""Types that browsers display but never execute."""
 
 
 class CommonHeaders:
-    """Security and CORS headers, which every answer carries, errors included."""
+    """Security and CORS headers, which every response has, including errors."""
 
     def __init__(self, origins: Origins) -> None:
         self._origins = origins
@@ -118,7 +118,7 @@ class CommonHeaders:
         self.set_date(0.0)
 
     def set_date(self, now_s: float) -> None:
-        """Put the date (RFC 9110 §6.6.1) into what every answer begins with; called about twice a second."""
+        """Update the date (RFC 9110 §6.6.1) of the common headers; called about twice a second."""
         common = f"Date: {formatdate(now_s, usegmt=True)}\r\n".encode() + _SECURITY
         self.beginnings = {status: line + common for status, line in STATUS_LINES.items()}
 
@@ -142,21 +142,21 @@ def header(name: str, value: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def content_type(value: str) -> bytes:
-    """The header of what clients stored. A page among it, opened in a browser, may run nothing in our origin."""
+    """The Content-Type header of stored data, with a sandbox: a stored page must not run scripts in our origin."""
     line = header("Content-Type", value)
     return line if value.partition(";")[0].strip().lower() in _INERT else line + _SANDBOX
 
 
 def offset_text(stream_id: int, offset: Offset) -> str:
-    """An offset of a stream as answers spell it. Every offset that a client sees is made here or in `next_offset`."""
+    """The token of an offset. Every offset in a response is formatted here or in `next_offset`."""
     return format_token(offset.message_index, offset.byte_position, stream_id)
 
 
 def next_offset(stream_id: int, index: int, position: int) -> bytes:
-    """Where to read on after this answer."""
+    """The Stream-Next-Offset header: where to continue reading."""
     return NEXT_OFFSET % (index, position, stream_id)
 
 
 def next_position(index: int) -> bytes:
-    """How many messages lie before the offset that the answer names (our extension)."""
+    """The Stream-Next-Position header: the number of messages before the next offset (our extension)."""
     return b"Stream-Next-Position: %d\r\n" % index

@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`: whether the process is alive, and whether it takes writes."""
+"""`/healthz` and `/readyz`: whether the process is alive, and whether it accepts writes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def health(context: Context, request: Request, address: Address) -> Response:
 
 
 def ready(context: Context, request: Request, address: Address) -> Response:
-    """Ready means that writes are taken. A server that drains or whose storage failed still answers reads."""
+    """Ready means that writes are accepted. A server that drains or whose storage failed still serves reads."""
     return render_ready(not_ready(context))
 
 
 def not_ready(context: Context) -> str:
-    """Why writes are not taken; empty if they are."""
+    """Why writes are not accepted; empty if they are."""
     if context.draining:
         return "draining"
-    return "storage does not take writes" if context.engine.failure is not None else ""
+    return "storage does not accept writes" if context.engine.failure is not None else ""
 
 
 def render_ready(reason: str) -> Response:

@@ -1,4 +1,4 @@
-"""JSON bodies of the APIs beside streams: requests are parsed strictly and within a limit, answers are never cached."""
+"""JSON bodies of the other APIs: requests are parsed strictly and within a limit, responses are never cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.http.request import Request
 from headwater.http.responses import Response
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""No sensible request is larger; the limit for stream data does not apply here."""
+"""The limit of these bodies; the limit for stream data does not apply to them."""
 
 BodyT = TypeVar("BodyT")
 
@@ -21,7 +21,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def read_json(request: Request, kind: type[BodyT], error: type[Refusal] = InvalidSubscription) -> BodyT:
-    """The request's body as `kind`. Unknown members are ignored; a malformed body is refused with `error`."""
+    """Parse the request's body as `kind`. Unknown members are ignored; a malformed body is refused with `error`."""
     if len(request.body) > BODY_MAX_BYTES:
         raise TooLarge(f"The body is larger than {BODY_MAX_BYTES} bytes.")
     try:

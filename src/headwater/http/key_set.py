@@ -1,4 +1,4 @@
-"""The key set that webhooks are verified with (RFC 7517): public keys only."""
+"""The key set to verify webhooks (RFC 7517): public keys only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writer leases at the URL of a stream: `POST ?lease=acquire`, `renew` and `release`, `GET ?lease=show` (extension)."""
+"""Writer leases: `POST ?lease=acquire`, `renew` or `release` and `GET ?lease=show` on a stream (extension)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.http.request import Request
 from headwater.http.responses import Deferred, Response
 
 LEASE_TYPE: Final = "application/vnd.headwater.lease+json"
-"""A request must have it: a server without leases then refuses the append that it takes the request for."""
+"""The required Content-Type: a server without leases, which takes the request for an append, then refuses it."""
 
 
 class _LeaseBody(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Long-poll: answer as soon as there is data, or 204 at the deadline (protocol §5.7)."""
+"""Long-poll: respond as soon as there is data, or with 204 at the deadline (protocol §5.7)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.http.responses import Channel, Response
 def handle(context: Context, request: Request, address: Address) -> LongPoll:
     stream, start, retention = begin_live(context, address)
     if context.engine.deferring is not None and start.message_index < stream.durable_index:
-        # It is answered at once, when the request can no longer wait for what has to be fetched.
+        # The response is immediate, and it cannot wait for a fetch later.
         context.engine.reader.fetch(context.engine.reader.chunk(stream, start, context.limits.max_chunk_bytes))
     return LongPoll(context, request, stream, start, address.query.get("cursor"), retention)
 
@@ -44,11 +44,11 @@ class LongPoll(WaitingPoll):
         self._start = start
         self._cursor = cursor
         self._retention = retention
-        """A header line for a stream whose beginning is no longer retained."""
+        """A header for a stream whose beginning is no longer retained."""
 
     def start(self, channel: Channel) -> None:
         self._wait(channel)
-        # Register first, then read the tail: no wake-up can be lost between the two.
+        # Register first, then check the tail, so that no wake-up is lost.
         self._context.engine.follow(self._stream, self)
         self.wake()
 
@@ -64,13 +64,13 @@ class LongPoll(WaitingPoll):
             try:
                 context.engine.touch(stream)
                 chunk = context.engine.reader.chunk(stream, self._start, context.limits.max_chunk_bytes)
-                # The cursor is part of the request, so another answer has another key (§8.1).
+                # The cursor is part of the request, so a later response has another cache key (§8.1).
                 extra = self._cursor_header() + self._retention
                 channel.respond(chunk_response(context, self._request, chunk, extra, is_cacheable=not self._retention))
             except Refusal as refusal:
                 channel.refuse(refusal)
         elif stream.durable_closed:
-            self._answer_without_data(STREAM_CLOSED)
+            self._respond_without_data(STREAM_CLOSED)
 
     def gone(self, refusal: Refusal) -> None:
         channel = self._leave()
@@ -78,9 +78,9 @@ class LongPoll(WaitingPoll):
             channel.refuse(refusal)
 
     def on_drain(self) -> None:
-        self._answer_without_data(b"")
+        self._respond_without_data(b"")
 
-    def _answer_without_data(self, closed: bytes) -> None:
+    def _respond_without_data(self, closed: bytes) -> None:
         channel = self._leave()
         if channel is None:
             return

@@ -27,7 +27,7 @@ from headwater.http.responses import Response
 from headwater.http.snapshots import offset_of
 
 EXTENSIONS: Final = b"Stream-Extensions: until, splits, frames, position, digest, lease, since, times, find\r\n"
-"""What this server adds to the protocol (docs/extensions.md), so that a client need not try it out."""
+"""The extensions of this server (docs/extensions.md), so that a client can detect them."""
 
 
 def handle(context: Context, request: Request, address: Address) -> Response:

@@ -46,7 +46,7 @@ def render_metrics(collector: Collector) -> Response:
 
 
 def _quotas(namespaces: Namespaces | None) -> Iterator[Metric]:
-    """Namespaces with limits of their own, and refusals of all. Without quotas nothing."""
+    """Usage of the namespaces with their own limits, and refusals of all; empty without quotas."""
     if namespaces is None:
         return
     refusals = CounterMetricFamily("headwater_quota_refusals", "Requests refused by a quota.", labels=["limit"])
@@ -88,7 +88,7 @@ class ServerCollector(Collector):
             ("streams_expired", "Streams deleted because they expired.", numbers.expired),
             (
                 "evicted_producers",
-                "Idle producers that streams forgot at the limit of producers.",
+                "Idle producers evicted at the limit of producers.",
                 numbers.evicted_producers,
             ),
             (
@@ -119,11 +119,13 @@ class ServerCollector(Collector):
                 family.add_metric([label], count)
             yield family
         yield from _quotas(engine.quota.namespaces)
-        standing = GaugeMetricFamily("headwater_subscriptions", "Existing subscriptions.", labels=["kind", "phase"])
+        subscriptions = GaugeMetricFamily(
+            "headwater_subscriptions", "Existing subscriptions.", labels=["kind", "phase"]
+        )
         census = self._context.census()
         for (kind, phase), count in sorted(census.by_kind_and_phase.items()):
-            standing.add_metric([kind, phase], count)
-        yield standing
+            subscriptions.add_metric([kind, phase], count)
+        yield subscriptions
         slow = sum(connection.is_slow_reader for connection in self._context.connections.all())
         usage = engine.storage_usage()
         for name, text, value in (

@@ -1,4 +1,4 @@
-"""OPTIONS: CORS preflight, and the methods that an address allows."""
+"""OPTIONS: CORS preflight, and the allowed methods."""
 
 from __future__ import annotations
 

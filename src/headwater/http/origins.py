@@ -1,7 +1,7 @@
-"""Hosts and origins: which names a request may be addressed to, and which web pages may call this server.
+"""Hosts and origins: the allowed Host names, and the web pages that may call this server.
 
 A page of any site that a developer visits can send requests to a server on the developer's machine. Without a setting,
-only pages of the server itself and pages on loopback addresses may change anything or read answers.
+only pages of the server itself and pages on loopback addresses may send changes or read responses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_loopback(name: bytes) -> bool:
 
 
 class Hosts:
-    """The names that a request may be addressed to, so that a foreign name that resolves to us is not enough."""
+    """The allowed Host names: a foreign name that resolves to this server is refused (DNS rebinding)."""
 
     def __init__(self, names: tuple[str, ...], *, listens_on_loopback: bool) -> None:
         self._any = ANY in names or (not names and not listens_on_loopback)
@@ -40,7 +40,7 @@ class Hosts:
 
 
 class Origins:
-    """The web pages that may read answers and change things."""
+    """The web pages that may read responses and send changes."""
 
     def __init__(self, origins: tuple[str, ...], *, allow_loopback: bool) -> None:
         self.any = ANY in origins
@@ -48,7 +48,7 @@ class Origins:
         self._allow_loopback = allow_loopback
 
     def allows(self, origin: bytes) -> bool:
-        """Whether pages of another origin may read answers and change things."""
+        """Whether pages of this origin may read responses and send changes."""
         if self.any or origin in self._listed:
             return True
         if not self._allow_loopback:

@@ -1,7 +1,7 @@
-"""Received bytes into requests, within the limits.
+"""Parse received bytes into requests, within the limits.
 
-httptools parses; this class counts what it does not show (a header or trailer line that never ends), reserves memory
-for bodies, and passes the body of an upload on while it arrives. It never calls a handler: complete requests go to the
+httptools parses; this class counts what it does not report (a header or trailer line that never ends), reserves memory
+for bodies, and forwards the body of an upload while it arrives. It never calls a handler: complete requests go to the
 connection's queue. The first violation sets `refusal`, and everything after it is discarded.
 """
 
@@ -46,17 +46,17 @@ from headwater.http.states import (
 
 _VERSIONS: Final = frozenset(("1.1", "1.0"))
 UNCOUNTED_BODY_BYTES: Final = 16 * 1024
-"""A body up to this size is not counted in the budget: the limit on connections bounds all of them together."""
+"""A body up to this size is not counted in the budget: the limit on connections limits their total."""
 BODY_PROGRESS_BYTES: Final = 16
-"""Each time that this much of a body was received, its read timeout starts again."""
+"""The read timeout restarts each time that this much of a body was received."""
 UPLOAD_PROGRESS_BYTES: Final = 64 * 1024
 """The same for an upload, which is a file and not a stream of events."""
 BULK_MIN_BYTES: Final = 64 * 1024
-"""So much of a body must be missing for it to be received past the parser."""
+"""A body bypasses the parser if at least this much of it is still missing."""
 BULK_AHEAD: Final = 16
-"""Memory is reserved and prepared for at most so many times what was received: a client cannot hold it by a promise."""
+"""Memory is allocated for at most this multiple of what was received: a Content-Length alone does not allocate it."""
 BULK_STEP_BYTES: Final = 4 * 1024 * 1024
-"""Prepared at a time: clearing it takes about a millisecond."""
+"""Memory that is allocated at a time: clearing it takes about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,18 @@ HeadCheck: TypeAlias = Callable[[bytes, bytes, Mapping[bytes, bytes]], Refusal |
 
 
 class RequestSink(Protocol):
-    """The connection, as the parser sees it."""
+    """The part of the connection that the parser uses."""
 
     def on_request(self, request: Request) -> None: ...
 
     def on_expect_continue(self) -> None:
-        """The client waits for permission to send the body."""
+        """Send `100 Continue`: the client waits for it before it sends the body."""
 
     def begin_upload(self, head: Request) -> BlobUpload | None:
-        """The upload for the body of a request, or None if it is kept in memory. Raises the reason to refuse it."""
+        """The upload for the body of a request, or None if it is kept in memory. Raises a refusal."""
 
     def on_upload_ahead(self) -> None:
-        """The upload that is being read is ahead of the disk."""
+        """Stop reading: the upload is ahead of the disk."""
 
 
 class RequestParser:
@@ -126,25 +126,25 @@ class RequestParser:
         self.refusal: Refusal | None = None
         self.now_s = 0.0
         self.since_s = 0.0
-        """When the request being read began or last made progress."""
+        """When the request that is being read began or last made progress."""
         # Per request being read.
         self._message = 0
-        """Counts requests, to see whether one piece of input belongs to one request alone."""
+        """Counts requests, to detect whether one piece of input belongs to a single request."""
         self._upgrading = False
         self._method = b""
-        """Known once the head is complete."""
+        """Set when the head is complete."""
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
-        """Bytes of the head that the parser has shown: the target and complete header lines."""
+        """Bytes of the head that the parser has reported: the target and complete header lines."""
         self._head_raw_bytes = 0
-        """Bytes of input that lie wholly within this head, shown or not."""
+        """Bytes of input that belong to this head, reported or not."""
         self._chunked_quiet_bytes = 0
         """Bytes received within the body since its last data: chunk extensions and trailers."""
         self._body = b""
-        """The body as long as it is in one piece."""
+        """The body while it is in one piece."""
         self._body_buffer: BytesIO | None = None
-        """The body once it has more pieces: it grows as they arrive, and its value is taken without a copy."""
+        """The body if it has several pieces: it grows as they arrive, and its value is taken without a copy."""
         self._bulk: memoryview | None = None
         """The memory of that buffer, while it is filled from the socket."""
         self._body_bytes = 0
@@ -156,9 +156,9 @@ class RequestParser:
     # -- for the connection ----------------------------------------------------------------------------------------
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Parse what was received. Complete requests are handed to the sink."""
+        """Parse received data. Complete requests are passed to the sink."""
         if self.state is REFUSED:
-            return  # Discarded until the client has seen the answer.
+            return  # Discarded until the client has read the response.
         self.now_s = now_s
         began_in, message = self.state, self._message
         rest: bytes | memoryview = data
@@ -175,23 +175,23 @@ class RequestParser:
             if self.refusal is not None:
                 break
         if self.state is began_in and message == self._message and self.refusal is None:
-            self._count_invisible(len(data))
+            self._count_unreported(len(data))
 
     def takes_bulk(self) -> bool:
-        """Whether what follows is a body of known length, which costs little to parse however large it is."""
+        """Whether a body of known length follows, which is cheap to parse at any size."""
         return self.state is BODY and b"transfer-encoding" not in self._headers
 
     def refuse(self, refusal: Refusal) -> None:
-        """Read no more requests; the first reason counts."""
+        """Read no more requests; only the first refusal is kept."""
         if self.refusal is None:
             self.refusal = refusal
             self.state = READING[self.state][REFUSE]
-            self._give_up()
+            self._discard()
 
     def close(self) -> None:
-        """The connection has ended: drop the references back to this, so that no garbage collection is needed."""
+        """End with the connection: drop the reference cycles, so that no garbage collection is needed."""
         self.state = READING[self.state][CLOSE]
-        self._give_up()
+        self._discard()
         self._parser = self._sink = None  # type: ignore[assignment]
 
     def check_time(self, now_s: float) -> None:
@@ -205,7 +205,7 @@ class RequestParser:
         """The known part of a request that was refused while it was being read."""
         return Request(self._method, self._target, self._headers, b"", http_1_0=False, keep_alive=False)
 
-    # -- large bodies, past httptools ------------------------------------------------------------------------------
+    # -- large bodies, bypassing httptools -------------------------------------------------------------------------
 
     def begin_bulk(self) -> bool:
         """Prepare to receive the rest of the body that is being read, if it is large and of known length."""
@@ -219,23 +219,24 @@ class RequestParser:
             and self._prepare_bulk()
         )
 
-    def bulk_room(self) -> memoryview | None:
-        """Where to receive more of the body: empty if it has to be continued, None if it is not wanted any more."""
+    def bulk_buffer(self) -> memoryview | None:
+        """The buffer for more of the body: empty if `continue_bulk` must be called, None if the body is discarded."""
         return self._bulk[self._body_bytes :] if self._bulk is not None else None
 
     def receive_bulk(self, size: int, now_s: float) -> None:
-        """So many bytes were received there."""
+        """Count bytes that were received into the buffer."""
         if self._bulk is not None:
             self.now_s = now_s
             self._body_bytes += size
             self._note_progress(size, BODY_PROGRESS_BYTES)
 
     def continue_bulk(self) -> bool:
-        """What was prepared is full. True if there is more room now, False if the request is complete or refused."""
+        """Continue after the buffer is full. True if there is more space, False if the request is complete or
+        refused."""
         self._bulk = None
         if self._body_bytes == self._body_length():
             self.on_message_complete()
-            # The old one still waits for this body.
+            # The old parser still waits for this body.
             self._parser = httptools.HttpRequestParser(self)
             return False
         if self._prepare_bulk():
@@ -284,7 +285,7 @@ class RequestParser:
             self.refuse(self._headers_too_large())
             return
         if self.state is not HEAD:
-            return  # A trailer: it must not change what was checked in the head (RFC 9110 §6.5.1).
+            return  # A trailer must not change what was checked in the head (RFC 9110 §6.5.1).
         key = name.lower()
         value = value.strip(b" \t")
         if key in self._headers:
@@ -310,7 +311,7 @@ class RequestParser:
             return
         if b"transfer-encoding" in headers and not self._check_transfer_coding(headers[b"transfer-encoding"]):
             return
-        # The prefix first: it is compared in a fifth of the time that the search takes.
+        # Compare the prefix first, which takes a fifth of the time of the search.
         if self._target[:4] == b"/ds/" and b"/snapshot/" in self._target and not self._begin_upload():
             return
         length = headers.get(b"content-length")
@@ -333,13 +334,13 @@ class RequestParser:
         upload = self.upload
         self._note_progress(size, BODY_PROGRESS_BYTES if upload is None else UPLOAD_PROGRESS_BYTES)
         if upload is not None:
-            self._pass_on(upload, body)
+            self._write_upload(upload, body)
         elif self._body_bytes > self._limits.max_body_bytes:
             self.refuse(self._body_too_large())
         elif self._body_bytes > UNCOUNTED_BODY_BYTES and not self._reserve(self._body_bytes):
             self.refuse(_overloaded())
         else:
-            self._keep(body)
+            self._add_to_body(body)
 
     def on_message_complete(self) -> None:
         if self.refusal is not None or self._upgrading:
@@ -364,10 +365,10 @@ class RequestParser:
             self.upload = None
         self._sink.on_request(request)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
-    def _count_invisible(self, size: int) -> None:
-        """Count input that began and ended within one head or body: a line that never ends is not shown to us."""
+    def _count_unreported(self, size: int) -> None:
+        """Count input within one head or body that the parser has not reported, such as a line that never ends."""
         if self.state is HEAD:
             self._head_raw_bytes += size
             if not self._target and self._head_raw_bytes > self._limits.max_url_bytes:
@@ -376,14 +377,14 @@ class RequestParser:
                 self.refuse(self._headers_too_large())
         elif self.state is BODY:
             if self._chunked_quiet_bytes < 0:
-                self._chunked_quiet_bytes = 0  # There was data in it.
+                self._chunked_quiet_bytes = 0  # It contained data.
                 return
             self._chunked_quiet_bytes += size
             if self._chunked_quiet_bytes > self._limits.max_header_bytes:
                 self.refuse(self._headers_too_large())
 
     def _check_transfer_coding(self, value: bytes) -> bool:
-        """Only `chunked` is understood, and HTTP/1.0 has no transfer codings (RFC 9112 §6.1)."""
+        """Refuse codings other than `chunked`, and any in HTTP/1.0, which has none (RFC 9112 §6.1)."""
         if self._parser.get_http_version() == "1.0":
             self.refuse(BadRequest("An HTTP/1.0 request cannot have a Transfer-Encoding."))
         elif value.strip().lower() != b"chunked":
@@ -395,9 +396,9 @@ class RequestParser:
         return self.refusal is None
 
     def _read_without_upgrade(self) -> None:
-        """Ignore an offer of another protocol: read the same request as if the offer had not been made.
+        """Ignore an upgrade offer: parse the request again without it.
 
-        The parser stops at an offer and leaves the body alone, so a new one gets the head again without it.
+        The parser stops at an offer and does not parse the body, so a new parser gets the head without the offer.
         """
         self._upgrading = False
         method = self._parser.get_method()
@@ -426,7 +427,7 @@ class RequestParser:
             return False
         return True
 
-    def _pass_on(self, upload: BlobUpload, body: bytes) -> None:
+    def _write_upload(self, upload: BlobUpload, body: bytes) -> None:
         try:
             upload.write(body)
         except Refusal as refusal:
@@ -435,7 +436,7 @@ class RequestParser:
         if upload.is_full:
             self._sink.on_upload_ahead()
 
-    def _keep(self, body: bytes) -> None:
+    def _add_to_body(self, body: bytes) -> None:
         if self._body_buffer is not None:
             self._body_buffer.write(body)
         elif self._body:
@@ -445,9 +446,9 @@ class RequestParser:
         else:
             self._body = body
 
-    def _note_progress(self, size: int, enough_bytes: int) -> None:
+    def _note_progress(self, size: int, progress_bytes: int) -> None:
         self._progress_bytes += size
-        if self._progress_bytes >= enough_bytes:
+        if self._progress_bytes >= progress_bytes:
             self._progress_bytes = 0
             self.since_s = self.now_s
 
@@ -457,11 +458,11 @@ class RequestParser:
         self._reserved = size
         return True
 
-    def _give_up(self) -> None:
-        """Drop the request that was being read."""
+    def _discard(self) -> None:
+        """Discard the request that was being read."""
         self._body = b""
         self._body_buffer = self._bulk = None
-        self._budget.give_back(self._reserved)
+        self._budget.release(self._reserved)
         self._reserved = 0
         if self.upload is not None:
             self.upload.abandon()
@@ -478,4 +479,4 @@ class RequestParser:
 
 
 def _overloaded() -> Refusal:
-    return Overloaded("The server holds too many request bodies.", (("Retry-After", "1"),))
+    return Overloaded("Too many request bodies are in memory; retry later.", (("Retry-After", "1"),))

@@ -1,4 +1,4 @@
-"""Parse URL paths. Every segment is percent-decoded once, and checked after that.
+"""Parse URL paths. Every segment is percent-decoded once, then checked.
 
     /v1/stream/{name}                                a stream; its name may have several segments
     /v1/stream/__ds/streams                          the listing of streams, and of those that changed
@@ -6,15 +6,15 @@
     /v1/stream/__ds/jwks.json                        the public keys of webhooks
     /v1/stream/__ds/subscriptions                    the list of subscriptions
     /v1/stream/__ds/subscriptions/{id}               a subscription
-    /v1/stream/__ds/subscriptions/{id}/{action}      what workers do with it: claim, ack, release, callback
+    /v1/stream/__ds/subscriptions/{id}/{action}      actions of workers: claim, ack, release, callback
     /v1/stream/__ds/subscriptions/{id}/streams[/…]   its explicit links
     /ds                                              the list of buckets
     /ds/{bucket_id}                                  a bucket
     /ds/{bucket_id}/streams                          the listing of its streams
     /ds/{bucket_id}/{stream_id}                      a stream, with every operation of the base protocol
     /ds/{bucket_id}/{stream_id}/snapshot             its latest snapshot
-    /ds/{bucket_id}/{stream_id}/snapshot/{offset}    that snapshot
-    /ds/{bucket_id}/{stream_id}/bootstrap            snapshot and updates in one answer
+    /ds/{bucket_id}/{stream_id}/snapshot/{offset}    the snapshot at an offset
+    /ds/{bucket_id}/{stream_id}/bootstrap            snapshot and updates in one response
     /healthz, /readyz, /metrics, /ui/…               pages for operators, and the stream browser
 
 `__ds` is routed before stream names, so that no stream can have its name. Other roots (`server.roots`) are replaced by
@@ -83,11 +83,11 @@ class Address(NamedTuple):
     """The canonical name of the stream; for the stream browser, the path of the file."""
     query: Mapping[str, str] = _NO_QUERY
     bucket: str = ""
-    """The bucket that the path names, or that the stream is in."""
+    """The bucket in the path, or of the stream."""
     snapshot: str = ""
-    """The offset of the snapshot that the path names."""
+    """The offset of the snapshot in the path."""
     subscription: str = ""
-    """The id of the subscription, or of the follower of many streams, that the path names."""
+    """The id of the subscription, or of the follower of many streams, in the path."""
 
     def with_query(self, query: Mapping[str, str]) -> Address:
         return Address(self.pattern, self.name, query, self.bucket, self.snapshot, self.subscription)
@@ -115,11 +115,11 @@ def resolve_path(path: bytes, max_name_bytes: int, aliases: Sequence[bytes] = ()
         return Address(_PAGES[path])
     if path in {b"/", b"/ui"} or path.startswith(b"/ui/"):
         return Address(UI, path.decode("latin-1"))
-    raise NotFound("There is nothing at this address. Streams are at /v1/stream/{name} and /ds/{bucket}/{stream}.")
+    raise NotFound("There is no resource at this path. Streams are at /v1/stream/{name} and /ds/{bucket}/{stream}.")
 
 
 def stream_at(path: bytes, max_name_bytes: int, aliases: Sequence[bytes] = ()) -> str:
-    """The canonical name of a stream that a header or a body names by its path."""
+    """The canonical name of a stream from its path in a header or a body."""
     path = canonical_path(path, aliases)
     if path.startswith(BUCKETS_ROOT):
         address = _resolve_bucketed(path)
@@ -127,12 +127,12 @@ def stream_at(path: bytes, max_name_bytes: int, aliases: Sequence[bytes] = ()) -
             raise InvalidName("The path does not name a stream.")
         return address.name
     if not path.startswith(STREAM_ROOT):
-        raise BadRequest(f"A stream is named by its path, which begins with {STREAM_ROOT.decode()} or /ds/.")
+        raise BadRequest(f"The path of a stream must begin with {STREAM_ROOT.decode()} or /ds/.")
     return canonical_name(path[len(STREAM_ROOT) :], max_name_bytes)
 
 
 def _resolve_control(path: bytes) -> Address:
-    """A path below `__ds`. A stream in it may be one segment with encoded slashes, or several segments."""
+    """Parse a path below `__ds`. A stream in it may be one segment with encoded slashes, or several segments."""
     segments = path.split(b"/")[1:]
     if segments == [b"streams"]:
         return Address(STREAM_LISTING)
@@ -153,7 +153,7 @@ def _resolve_control(path: bytes) -> Address:
             return Address(_SUBSCRIPTION_ACTIONS[rest[0]], subscription=id_)
         if rest[0] == b"streams":
             return Address(SUBSCRIPTION_STREAM, _decoded(b"/".join(rest[1:])), subscription=id_)
-    raise SubscriptionNotFound("There is nothing at this address below __ds/.")
+    raise SubscriptionNotFound("There is no resource at this path below __ds/.")
 
 
 def _resolve_bucketed(path: bytes) -> Address:
@@ -182,4 +182,4 @@ def _decoded(raw: bytes) -> str:
     try:
         return unquote_to_bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidSubscription("The address must be valid UTF-8.") from None
+        raise InvalidSubscription("The path must be valid UTF-8.") from None

@@ -1,10 +1,9 @@
-"""Reads for pipelines: bounded, splittable, with every message's boundary (our extensions; see docs/extensions.md).
+"""Reads for pipelines: bounded ranges, splits and message boundaries (our extensions; see docs/extensions.md).
 
-`until` ends a catch-up read at an offset, whatever was appended since, so that a planned range always reads the same.
-`splits` names message boundaries that cut a range into parts of about equal size. `frames` sends the messages with
-their lengths in front, so that a reader of any content type gets them one by one without parsing; `times` adds when
-each of them arrived. `find` returns the messages that contain a text (`http/find`).
-Requests that do not use them are answered as before.
+`until` ends a catch-up read at an offset, regardless of later appends, so that a planned range always reads the same.
+`splits` returns message boundaries that divide a range into parts of about equal size. `frames` sends the messages
+after a table of their lengths, so that a reader of any content type can separate them without parsing; `times` adds
+their arrival times. `find` returns the messages that contain a text (`http/find`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from headwater.http.responses import Deferred, PiecewiseResponse, Response
 
 SPLITS_MAX: Final = 10_000
 FRAMES_MAX: Final = 50_000
-"""Messages in one answer with frames: their lengths are worked out at once, in about 10 ms."""
+"""Messages in one response with frames: their lengths are computed at once, in about 10 ms."""
 FRAMES_TYPE: Final = "application/vnd.headwater.frames"
 FRAME_TIMES: Final = b"Stream-Frame-Times: 1\r\n"
 PARAMETERS: Final = frozenset(("until", "splits", "frames", "times", "find"))
@@ -49,18 +48,18 @@ PARAMETERS: Final = frozenset(("until", "splits", "frames", "times", "find"))
 _COUNT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
 
-def asked_for(query: Mapping[str, str]) -> bool:
+def is_range_read(query: Mapping[str, str]) -> bool:
     return not PARAMETERS.isdisjoint(query)
 
 
 def not_for_live_reads() -> BadRequest:
-    return BadRequest("until, splits, frames, times and find are for catch-up reads from a place in the stream.")
+    return BadRequest("until, splits, frames, times and find are only for catch-up reads from an offset.")
 
 
 def respond(
     context: Context, request: Request, stream: LiveStream, start: Offset, query: Mapping[str, str]
 ) -> Response | PiecewiseResponse | Deferred:
-    """Answer a read that uses one of the extensions."""
+    """Respond to a read that uses one of the extensions."""
     if query.get("offset") == NOW:
         raise not_for_live_reads()
     if "times" in query and (query["times"] != "1" or "frames" not in query):
@@ -85,7 +84,7 @@ def respond(
 def _until(context: Context, stream: LiveStream, start: Offset, token: str | None) -> Offset:
     until = context.engine.reader.resolve(stream, token if token is not None else NOW)
     if until < start:
-        raise InvalidOffset(f"until ({until}) lies before offset ({start}).")
+        raise InvalidOffset(f"until ({until}) is before offset ({start}).")
     return until
 
 
@@ -96,7 +95,8 @@ def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset,
 
 
 def _frames(context: Context, chunk: ReadChunk, with_times: bool) -> PiecewiseResponse:
-    """A count, that many stored lengths of 32 bits, arrival times of 64 bits if asked for, and the stored bytes."""
+    """A body of: the count, that many stored lengths of 32 bits, optional arrival times of 64 bits, the stored
+    bytes."""
     lengths = array("I", context.engine.reader.lengths(chunk))
     times = context.engine.reader.arrivals(chunk) if with_times else array("Q")
     if sys.byteorder == "big":
@@ -120,14 +120,14 @@ def _frames(context: Context, chunk: ReadChunk, with_times: bool) -> PiecewiseRe
     return PiecewiseResponse(OK, headers, len(prefix) + chunk.length, pieces)
 
 
-def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, asked: str) -> Deferred:
-    if _COUNT.fullmatch(asked) is None or int(asked) > SPLITS_MAX:
+def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, count: str) -> Deferred:
+    if _COUNT.fullmatch(count) is None or int(count) > SPLITS_MAX:
         raise BadRequest(f"splits must be a whole number from 1 to {SPLITS_MAX}.")
 
     last = offset_text(stream.id, start)
 
     def convert(at: Offset, end: Offset) -> str:
-        # Written out, because 10,000 ranges as objects for the JSON encoder take three times as long.
+        # Formatted by hand, because encoding 10,000 objects as JSON takes three times as long.
         nonlocal last
         before, last = last, offset_text(stream.id, end)
         return (
@@ -140,4 +140,4 @@ def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, 
         body = f'{{"ranges":[{",".join(ranges)}]}}'.encode()
         return Response(OK, headers + next_position(until.message_index), body)
 
-    return Deferred(partial(context.engine.split, stream, start, until, int(asked), convert), render)
+    return Deferred(partial(context.engine.split, stream, start, until, int(count), convert), render)

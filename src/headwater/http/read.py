@@ -43,15 +43,15 @@ def handle(context: Context, request: Request, address: Address) -> Response | P
     reader = context.engine.reader
     if "since" in query:
         return _since(context, request, stream, query)
-    if len(query) > 1 and ranges.asked_for(query):
-        # A planned range begins exactly where it was planned, or is refused.
+    if len(query) > 1 and ranges.is_range_read(query):
+        # A planned range begins exactly at its offset, or is refused.
         return ranges.respond(context, request, stream, reader.resolve(stream, token), query)
     start = reader.begin(stream, token)
     if token == NOW:
         return _tail(stream, start)
     cut = partial(reader.chunk, stream, start)
     if stream.durable_retained_index and token in (None, BEGINNING):
-        # The meaning of `-1` changes when retention drops messages, so the answer must not be cached.
+        # The meaning of `-1` changes when retention drops messages, so the response must not be cached.
         return catch_up_response(context, request, stream, cut, earliest_offset(stream), is_cacheable=False)
     return catch_up_response(context, request, stream, cut)
 
@@ -62,7 +62,7 @@ def begin_live(
     """The stream and the offset that a live read starts from, and a header if the beginning is not retained."""
     token = resumes_after or address.query.get("offset")
     if "since" in address.query and not resumes_after:
-        if ranges.asked_for(address.query):
+        if ranges.is_range_read(address.query):
             raise ranges.not_for_live_reads()
         stream = _followed(context, address)
         start = since(context, stream, address.query)
@@ -71,7 +71,7 @@ def begin_live(
         raise BadRequest("A live read needs an offset: -1, now, or one that the server returned; or since.")
     if token == "":
         raise empty_offset()
-    if ranges.asked_for(address.query):
+    if ranges.is_range_read(address.query):
         raise ranges.not_for_live_reads()
     stream = _followed(context, address)
     start = context.engine.reader.begin(stream, token)
@@ -88,7 +88,7 @@ def _followed(context: Context, address: Address) -> LiveStream:
 
 
 def since(context: Context, stream: LiveStream, query: Mapping[str, str]) -> Offset:
-    """Where the messages begin that arrived at the time that the request names, or later (our extension)."""
+    """The offset of the first message that arrived at the requested time or later (our extension)."""
     text = query["since"]
     if "offset" in query:
         raise BadRequest("Give either offset or since, not both.")
@@ -106,7 +106,7 @@ def since_offset(stream: LiveStream, start: Offset) -> bytes:
 
 
 def earliest_offset(stream: LiveStream) -> bytes:
-    """Where a stream begins that has lost its first messages to retention (our extension)."""
+    """A header with the earliest offset, if retention has dropped the first messages (our extension)."""
     if not stream.durable_retained_index:
         return b""
     return header("Stream-Earliest-Offset", offset_text(stream.id, earliest(stream)))
@@ -120,7 +120,7 @@ def _since(
     context: Context, request: Request, stream: LiveStream, query: Mapping[str, str]
 ) -> Response | PiecewiseResponse | Deferred:
     start = since(context, stream, query)
-    if ranges.asked_for(query):
+    if ranges.is_range_read(query):
         return ranges.respond(context, request, stream, start, query)
     cut = partial(context.engine.reader.chunk, stream, start)
     return catch_up_response(context, request, stream, cut, since_offset(stream, start), is_cacheable=False)

@@ -9,7 +9,7 @@ from headwater.engine.uploads import BlobUpload
 
 
 class Request(msgspec.Struct, gc=False):
-    """Header names are lower case; values are bytes, decoded as Latin-1 when needed."""
+    """A request. Header names are lower case; values are bytes, decoded as Latin-1 when needed."""
 
     method: bytes
     target: bytes
@@ -18,21 +18,21 @@ class Request(msgspec.Struct, gc=False):
     http_1_0: bool
     keep_alive: bool
     reserved_bytes: int = 0
-    """Bytes reserved for the body from the budget of all connections; released when the request is answered."""
+    """Bytes reserved for the body in the budget of all connections; released when the request is complete."""
     is_proxied: bool = False
-    """A trusted proxy sent it: its forwarding headers are believed."""
+    """Whether a trusted proxy sent it, so that its forwarding headers are used."""
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return value.decode("latin-1") if value is not None else None
 
     def asks_to_close_stream(self) -> bool:
-        """`Stream-Closed` counts only when it says true, in any case (protocol §4.1)."""
+        """Whether `Stream-Closed` is `true`, in any case; other values are ignored (protocol §4.1)."""
         value = self.headers.get(b"stream-closed")
         return value is not None and value.lower() == _TRUE
 
     def asks_to_fence_writes(self) -> bool:
-        """`Write-Fence` counts only when it says true, likewise."""
+        """Whether `Write-Fence` is `true`, in any case; other values are ignored."""
         return self.headers.get(b"write-fence", b"").lower() == _TRUE
 
 

@@ -1,7 +1,7 @@
-"""Results of handlers: a complete answer, one in pieces, a live one, or one that is deferred until it is durable.
+"""Results of handlers: a complete response, one in pieces, a live one, or one that is deferred until it is durable.
 
-The connection renders all of them, and counts and logs each once. A handler never sees the connection; a live
-response gets a `Channel`, the few things that it may do with the socket.
+The connection renders all of them, and counts and logs each once. A handler has no access to the connection; a live
+response gets a `Channel`, a narrow interface to the socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _encode_json: Final = msgspec.json.Encoder().encode
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """A complete answer. `headers` are complete lines; length, date, security and CORS headers are added to them."""
+    """A complete response. `headers` are complete lines; length, date, security and CORS headers are added."""
 
     status: int
     headers: bytes = b""
@@ -32,7 +32,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 
 
 class PiecewiseResponse(msgspec.Struct, frozen=True):
-    """An answer of known length whose body is taken from `pieces` as the client reads it."""
+    """A response of known length whose body is sent from `pieces` as the client reads it."""
 
     status: int
     headers: bytes
@@ -41,21 +41,21 @@ class PiecewiseResponse(msgspec.Struct, frozen=True):
 
 
 class Repeat(msgspec.Struct, frozen=True):
-    """How to answer another request that differs only in its body: what `Deferred` says, for any body."""
+    """How to process another request that differs only in its body: a `Deferred` for any body."""
 
     begin: Callable[[bytes, Callable[[Any], None]], None]
     render: Callable[[Any], Response]
 
 
 class Deferred(msgspec.Struct, frozen=True):
-    """An answer that the engine gives later: `begin` is called with a callback, which gets a result or a `Refusal`."""
+    """A response that needs a result of the engine: `begin` gets a callback for the result or a `Refusal`."""
 
     begin: Callable[[Callable[[Any], None]], None]
     render: Callable[[Any], Response | PiecewiseResponse]
     operation: str | None = None
-    """Counted as this operation instead of the route's."""
+    """The operation in metrics, instead of the route's."""
     repeat: Repeat | None = None
-    """Set if only the body makes a difference."""
+    """Set if requests with the same head differ only in their body."""
 
 
 class Channel(Protocol):
@@ -63,50 +63,50 @@ class Channel(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether more can be written now: the client reads, and this turn of the event loop is not used up."""
+        """Whether more can be written now: the client reads, and the limit of this turn is not reached."""
 
     def begin_body(self, headers: bytes) -> None:
-        """Begin a 200 answer of unknown length."""
+        """Begin a 200 response of unknown length."""
 
     def write(self, data: bytes) -> None:
         """Write a piece of the body. `writable` says whether another one should follow in this turn."""
 
     def write_chunk(self, chunk: bytes) -> None:
-        """Write a piece that is encoded as a chunk already, for a client that gets a chunked body (HTTP/1.1)."""
+        """Write a piece that is already encoded as a chunk, for a client that gets a chunked body (HTTP/1.1)."""
 
-    def take_turn(self) -> None:
+    def yield_turn(self) -> None:
         """Write no more in this turn; `on_writable` is called in a later one."""
 
     def end_body(self) -> None:
         """Complete the body."""
 
     def respond(self, response: Response | PiecewiseResponse) -> None:
-        """Send a complete answer instead of a live body."""
+        """Send a complete response instead of a live body."""
 
     def refuse(self, refusal: Refusal) -> None:
         """Send an error instead of a live body."""
 
 
 class LiveResponse(Protocol):
-    """An answer that waits or continues. The connection calls it when something happens."""
+    """A response that waits or continues. The connection calls its methods on events."""
 
     def start(self, channel: Channel) -> None: ...
 
     def on_writable(self) -> None:
-        """The channel takes more."""
+        """Called when the channel accepts more data."""
 
     def on_drain(self) -> None:
-        """The server is stopping: end cleanly."""
+        """End cleanly, because the server is stopping."""
 
     def on_disconnect(self) -> None:
-        """The client has disconnected. The channel must not be used any more."""
+        """Called when the client has disconnected. The channel must not be used any more."""
 
 
 AnyResponse: TypeAlias = Response | PiecewiseResponse | Deferred | LiveResponse
 
 
 def problem(refusal: Refusal) -> Response:
-    """The answer to a refused request (RFC 9457), or in the form of the subscription API."""
+    """The response to a refused request: RFC 9457, or the form of the subscription API."""
     headers = b"".join(header(name, value) for name, value in refusal.headers)
     if isinstance(refusal, SubscriptionRefusal):
         body = _encode_json({"error": {"code": refusal.code, "message": refusal.detail, **refusal.members}})

@@ -38,7 +38,7 @@ from headwater.http.routing import LEASE, Handler, Route
 
 
 def in_bucket(handler: Handler) -> Handler:
-    """The same handler if the bucket exists; else 404 (extensions §1.6)."""
+    """Wrap a handler: 404 if the bucket does not exist (extensions §1.6)."""
 
     def handle(context: Context, request: Request, address: Address) -> AnyResponse:
         if context.engine.buckets.exists(address.bucket):
@@ -54,11 +54,11 @@ def _after_all_pending(context: Context, result: object, done: object) -> None:
 
 
 def _never_rendered(result: object) -> Response:
-    raise AssertionError("a refusal is not rendered")
+    raise AssertionError("refusals are not rendered")
 
 
 def _reserved(context: Context, request: Request, address: Address) -> AnyResponse:
-    """`streams` is the listing of a bucket, so no stream can have that id."""
+    """Refuse the stream id `streams`, which is the listing of a bucket."""
     check_stream_id(address.bucket, LISTING_ID)
     raise AssertionError("the id is reserved")
 
@@ -134,4 +134,4 @@ ROUTES: Final[tuple[Route, ...]] = (
         for pattern in (paths.SERVER, *dict.fromkeys(route.pattern for route in _TABLE))
     ),
 )
-"""Every route; OPTIONS is answered at every pattern."""
+"""Every route; OPTIONS is allowed at every pattern."""

@@ -1,4 +1,4 @@
-"""Routing: from a request to its route and the address that its path names.
+"""Routing: find the route of a request, and the address in its path.
 
 The table itself is in `routes`; this module only needs its type, so that connections do not import every handler.
 """
@@ -21,20 +21,20 @@ from headwater.http.request import Request
 from headwater.http.responses import AnyResponse
 
 ADDRESS_CACHE_MAX: Final = 8192
-"""Paths whose address is remembered: clients use the same ones over and over."""
+"""Paths whose address is cached: clients use the same ones repeatedly."""
 LIVE: Final = "live"
 LEASE: Final = "lease"
 PARAMETERS: Final = frozenset(
     ("offset", LIVE, "cursor", "until", "splits", "frames", "since", "times", "find", "limit", "after", "prefix", LEASE)
 )
-"""The query parameters that mean something to any route; all others are ignored."""
+"""The query parameters of all routes; others are ignored."""
 
 Handler: TypeAlias = Callable[[Context, Request, Address], AnyResponse]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers one method at one path pattern."""
+    """The handler of one method at one path pattern."""
 
     method: str
     pattern: str
@@ -42,7 +42,7 @@ class Route:
     operation: str
     """The name of the operation in metrics."""
     live: str = ""
-    """Set: the route of requests whose `live` parameter has this value, or which have this other parameter."""
+    """If set, the route is for requests whose `live` parameter has this value, or that have this parameter."""
     begin_upload: Callable[[Context, Request, Address, bool], BlobUpload | None] | None = None
     """If set, the body is streamed to this upload."""
 
@@ -50,13 +50,13 @@ class Route:
 class Router:
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._methods: dict[str, dict[bytes, Route]] = {}
-        """By pattern and method; a live route has its mode after the method."""
+        """Routes by pattern and method; a live route has its mode after the method."""
         for route in routes:
             key = f"{route.method} {route.live}".strip().encode()
             self._methods.setdefault(route.pattern, {})[key] = route
         self._addresses: dict[bytes, Address] = {}
         self.head_cache: Final = HeadCache()
-        """Here, because another router answers the same head in another way."""
+        """Part of the router, because another router processes the same head differently."""
 
     def resolve(self, context: Context, request: Request) -> tuple[Route, Address]:
         """The route of a request. Raises the refusal if there is none."""
@@ -94,7 +94,7 @@ class Router:
         return address.with_query(parse_query(query)) if query else address
 
     def _parse(self, context: Context, request: Request) -> tuple[Address, bytes]:
-        """The address of a target whose path is not known yet, and its query."""
+        """The address of a target whose path is not cached, and its query."""
         if request.target == b"*" and request.method == b"OPTIONS":
             return Address(SERVER), b""
         try:

@@ -1,8 +1,8 @@
-"""The streams that a request may name in its body or its query, as the proxy says.
+"""Scopes: the streams that a request may access through its body or its query, according to the proxy.
 
-A proxy that checks tokens decides by the path of a request. Requests about many streams name them elsewhere; for these
-it passes on what the token allows, in headers that it never accepts from clients, and the server applies it.
-Without these headers everything is allowed: they can only narrow.
+A proxy that checks tokens decides by the path of a request. Requests for many streams list them in the body or the
+query; for these the proxy sends the permissions of the token, in headers that it never accepts from clients, and the
+server applies them. Without these headers everything is allowed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ class Scope(NamedTuple):
     """The permissions of a request's token."""
 
     namespace: str = ""
-    """Only streams below this path, and those of the bucket with this id; empty: all. Percent-encoded in its header."""
+    """Only streams below this path, and those of the bucket with this id; empty means all. Percent-encoded in its
+    header."""
     denies_reserved: bool = False
-    """No streams whose names begin with two underscores, and no search for names outside a namespace."""
+    """Whether streams whose names begin with two underscores are refused, and searches outside a namespace."""
     subject: str = ""
-    """The subject of the token; only for comparing two requests."""
+    """The subject of the token; only used to compare two requests."""
 
     @staticmethod
     def of(request: Request) -> Scope:
@@ -36,7 +37,7 @@ class Scope(NamedTuple):
         return Scope(namespace, denies_reserved, request.header(SUBJECT_HEADER) or "")
 
     def allows(self, name: str) -> bool:
-        """Whether a stream may be seen, by its canonical name."""
+        """Whether a stream may be accessed, by its canonical name."""
         root = "/ds/" if is_bucketed(name) else ""
         below = name.removeprefix(root)
         if self.denies_reserved and any(part.startswith("__") for part in below.split("/")[: 2 if root else 1]):
@@ -49,7 +50,7 @@ class Scope(NamedTuple):
         return name
 
     def check_prefix(self, prefix: str) -> str:
-        """A prefix of names, which must be entirely inside the namespace."""
+        """Check a prefix of names, which must be entirely inside the namespace, and return it."""
         if self.namespace and not prefix.startswith(f"{self.namespace}/"):
             raise OutsideNamespace(f"The prefix must begin with {self.namespace + '/'!r}, the token's namespace.")
         if self.denies_reserved and not self.namespace:

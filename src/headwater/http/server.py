@@ -1,4 +1,4 @@
-"""The server process: build the parts from the settings, listen, and drain on SIGTERM or SIGINT."""
+"""The server process: build the components from the settings, listen, and drain on SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Reloader:
 def run(settings: Settings, load: Callable[[], Settings] | None = None, *, can_pause: bool = True) -> None:
     """Serve until SIGTERM or SIGINT. Raises OSError if the address cannot be bound.
 
-    On SIGHUP, `load` reads the settings again. With `can_pause`, local commands can have the store closed for a while.
+    On SIGHUP, `load` reads the settings again. With `can_pause`, local commands can pause the server.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, Reloader(load or (lambda: settings)), StorePause() if can_pause else None))
@@ -109,12 +109,12 @@ async def _serve(settings: Settings, reloader: Reloader, pause: StorePause | Non
                 await first_of(stop.wait(), *(() if pause is None else (pause.requested.wait(),)))
             if pause is not None and pause.requested.is_set() and not stop.is_set():
                 log.info("paused: a local command works on %s", settings.storage.data_dir)
-                # A free port that the system chose stays the same.
+                # Keep a port that the system chose.
                 settings = with_port(settings, int(address.rpartition(":")[2]))
                 await first_of(stop.wait(), pause.hold())
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Until the process has ended, further requests to stop are ignored: the exit code must be that of the stop.
+            # Ignore further signals until the process has ended: they must not change the exit code.
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
@@ -137,7 +137,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Listen within the running event loop; yields the address, and drains at the end.
 
-    Nothing here changes the process: limits, signals and the garbage collector are the caller's.
+    It does not change the process: the caller sets limits, signals and the garbage collector.
     """
     loop = asyncio.get_running_loop()
     store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
@@ -169,7 +169,7 @@ async def serving(
             backlog=BACKLOG,
             reuse_address=True,
         )
-        # After the address, because a command that had the store closed waits for this socket.
+        # After the address is bound, because a command that paused the server waits for this socket.
         control = await open_control_socket(engine, store, subscriptions, settings.storage, pause)
         if subscriptions is not None:
             subscriptions.begin()
@@ -200,7 +200,7 @@ async def serving(
 
 
 async def sweep(context: Context) -> None:
-    """Twice a second: time-outs of connections, and memory that can be returned to the system."""
+    """Check timeouts of connections, and return memory to the system, twice a second."""
     memory = memory_return()
     while True:
         await asyncio.sleep(SWEEP_S)
@@ -210,7 +210,7 @@ async def sweep(context: Context) -> None:
 
 
 async def _drain(context: Context, server: asyncio.Server, timeout_s: float) -> None:
-    """Accept no new connections, end live reads cleanly, answer running requests, then stop."""
+    """Accept no new connections, end live reads cleanly, complete running requests, then stop."""
     connections = context.connections
     log.info("draining %d connections", len(connections))
     context.draining = True
@@ -221,7 +221,7 @@ async def _drain(context: Context, server: asyncio.Server, timeout_s: float) -> 
     while (connections or not context.engine.idle) and context.loop.time() < until_s:  # noqa: ASYNC110 - two owners, once
         await asyncio.sleep(0.01)
     if connections:
-        log.warning("cut %d connections that did not end within %g s", len(connections), timeout_s)
+        log.warning("aborted %d connections that did not end within %g s", len(connections), timeout_s)
         for connection in connections.all():
             connection.abort()
     log.info("stopped")
@@ -246,7 +246,8 @@ def build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventLo
 
 
 def _limits(settings: Settings) -> EngineLimits:
-    """One limit for everything where content is in memory; elsewhere the hot tail and the metadata have their own."""
+    """Mode `memory` has one limit for content and metadata; in other modes, the hot tail and the metadata have their
+    own."""
     limits = settings.limits
     in_memory = settings.storage.mode == "memory"
     return EngineLimits(
@@ -274,7 +275,7 @@ def _namespaces(quotas: QuotasSettings) -> NamespaceRule:
 
 
 def open_telemetry(settings: Settings) -> ServerTelemetry | None:
-    """The exporters of OpenTelemetry, if they are on. Raises ImportError without the extra `headwater[otel]`."""
+    """Open the exporters of OpenTelemetry, if enabled. Raises ImportError without the extra `headwater[otel]`."""
     otel = settings.otel
     if not otel.endpoint:
         return None
@@ -290,7 +291,7 @@ def build_subscriptions(
     fences: ClaimFences | None = None,
     telemetry: ServerTelemetry | None = None,
 ) -> Subscriptions | None:
-    """The subscriptions, if they are enabled. With `fences`, their claims can be fenced."""
+    """Build the subscriptions, if enabled. With `fences`, their claims can be fenced."""
     wanted = settings.subscriptions
     if not wanted.enabled:
         return None
@@ -370,21 +371,21 @@ def build_context(
 
 
 def warn_of_exposure(settings: Settings) -> None:
-    """Warn about settings that open the server to others."""
+    """Warn about settings that expose the server to others."""
     if not settings.server.is_loopback and not settings.auth.token:
         log.warning(
-            "listening on %s without authentication: everyone who can reach it can read, write and delete every stream."
+            "listening on %s without authentication: any client that can reach it can read, write and delete all streams."
             " Put a proxy that checks tokens in front of it, or set auth.token (DS_AUTH__TOKEN).",
             settings.server.host,
         )
     if "*" in settings.http.origins:
-        log.warning("http.cors_origins is *: every web page that a user visits can read and write through it")
+        log.warning("http.cors_origins is *: every web page that a user visits can read and write streams")
     if settings.http.cache_control == "public" and settings.auth.token:
-        log.warning("http.cache_control is public: shared caches may serve what was read with a token to others")
+        log.warning("http.cache_control is public: shared caches may serve data that was read with a token to others")
 
 
 def warn_of_loss(settings: Settings) -> None:
-    """Warn on the terminal that started the server that nothing will survive."""
+    """Warn that mode `memory` loses all streams."""
     if settings.storage.mode == "memory":
         log.warning(
             "storage mode is memory: all streams are lost when the server stops."

@@ -1,6 +1,6 @@
-"""Snapshots: publish, find the latest, read, delete (extensions §2).
+"""Snapshots: publish, redirect to the latest, read, delete (extensions §2).
 
-A large snapshot is written to storage while it arrives, and sent a piece at a time: it is never completely in memory.
+A large snapshot is written to storage while it arrives, and sent in pieces: it is never completely in memory.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from headwater.http.paths import Address
 from headwater.http.request import Request, UploadRequest
 from headwater.http.responses import Buffer, Deferred, PiecewiseResponse, Response
 
-HELD_MAX_BYTES: Final = SLICE_BYTES
-"""A snapshot of this size is held in memory until it is complete; a larger one, or one of unknown size, is not."""
+IN_MEMORY_MAX_BYTES: Final = SLICE_BYTES
+"""A snapshot up to this size is received in memory; a larger one, or one of unknown size, is written to storage."""
 NOT_UP_TO_DATE: Final = b"Stream-Up-To-Date: false\r\n"
 
 
 def begin_upload(context: Context, request: Request, address: Address, is_next: bool) -> BlobUpload | None:
     """Return the upload for the body of a publish; None if it is small enough to be kept in memory.
 
-    A request that can be refused is refused now, before megabytes are sent; but only when no earlier request on the
-    connection is unanswered, because that one may make this one valid.
+    An invalid request is refused now, before megabytes are sent; but only if no earlier request on the
+    connection is incomplete, because that one may make this one valid.
     """
     length = request.headers.get(b"content-length")
     max_bytes = context.engine.snapshots.max_bytes
     if length is not None:
         if int(length) > max_bytes:
             raise too_large(max_bytes)
-        if int(length) <= min(HELD_MAX_BYTES, context.limits.max_body_bytes):
+        if int(length) <= min(IN_MEMORY_MAX_BYTES, context.limits.max_body_bytes):
             return None
     elif b"transfer-encoding" not in request.headers:
         return None
@@ -86,7 +86,7 @@ def latest(context: Context, request: Request, address: Address) -> Response:
 
 def read(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse:
     stream = context.engine.look_up(address.name, touch=True)
-    ref = _asked_for(context, stream, address)
+    ref = _requested(context, stream, address)
     headers = b"".join(
         (
             NO_STORE,
@@ -100,15 +100,15 @@ def read(context: Context, request: Request, address: Address) -> Response | Pie
         return Response(OK, headers + b"Content-Length: %d\r\n" % ref.size)
     context.metrics.read_bytes += ref.size
     snapshot = context.engine.snapshots.open(stream)
-    assert snapshot is not None, "it was just found"
+    assert snapshot is not None, "checked above"
     if ref.size <= SLICE_BYTES:
         return Response(OK, headers, b"".join(pages_of(snapshot)))
     return PiecewiseResponse(OK, headers, ref.size, begun(pages_of(snapshot, waits=True)))
 
 
 def delete(context: Context, request: Request, address: Address) -> Response:
-    """The latest snapshot is needed and all others are already deleted, so nothing is ever deleted here (§2.6)."""
-    _asked_for(context, context.engine.look_up(address.name), address)
+    """Refuse to delete: the latest snapshot is needed, and all others are already deleted (§2.6)."""
+    _requested(context, context.engine.look_up(address.name), address)
     raise SnapshotNeeded("The latest snapshot cannot be deleted: the data that it replaces is no longer in the stream.")
 
 
@@ -117,7 +117,7 @@ def offset_of(stream: LiveStream, ref: SnapshotRef) -> str:
 
 
 def pages_of(snapshot: OpenSnapshot, *, waits: bool = False) -> Generator[Buffer, None, None]:
-    """The bytes of a snapshot, page by page; it is closed after the last one, or when the iterator is closed."""
+    """The bytes of a snapshot in pages; it is closed after the last one, or when the iterator is closed."""
     try:
         yield from snapshot.pages(waits=waits)
     finally:
@@ -125,19 +125,19 @@ def pages_of(snapshot: OpenSnapshot, *, waits: bool = False) -> Generator[Buffer
 
 
 def begun(pieces: Generator[Buffer, None, None]) -> Iterator[Buffer]:
-    """The same pieces, the first of them already taken: a generator that was never begun never cleans up."""
+    """Start a generator of pieces, so that closing it runs its cleanup; returns the same pieces."""
     first = next(pieces, None)
     if first is None:
         return iter(())
     if type(first) is Pending:
-        # Nothing was sent yet, so the request as a whole can wait.
+        # Nothing has been sent yet, so the whole request can wait.
         pieces.close()
         raise first.miss
     return chain((first,), pieces)
 
 
-def _asked_for(context: Context, stream: LiveStream, address: Address) -> SnapshotRef:
-    """The snapshot that an address names, whichever way its offset is spelled."""
+def _requested(context: Context, stream: LiveStream, address: Address) -> SnapshotRef:
+    """The snapshot at the offset in an address; the token may have two or three parts."""
     ref = stream.durable_snapshot
     token = address.snapshot
     is_offset = parse_token(token) is not None

@@ -1,4 +1,4 @@
-"""Request bodies into messages before the engine is called: large JSON bodies are split in turns."""
+"""Split large JSON bodies into messages before the engine is called, in turns."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def with_messages(
             except Refusal as refusal:
                 done(refusal)
             else:
-                context.turns.ask(step)
+                context.turns.schedule(step)
 
-        context.turns.ask(step)
+        context.turns.schedule(step)
 
     return start
 

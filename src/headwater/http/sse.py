@@ -1,8 +1,8 @@
-"""Server-sent events: a live reader is a cursor on a stream and nothing more (protocol §5.8).
+"""Server-sent events: a live reader is only a cursor on a stream (protocol §5.8).
 
-At the tail and writable it gets the frame that was encoded once for all readers. When its socket is full it falls
-behind and later continues from storage, a bounded step at a time: there is no queue that could grow. Cursors never go
-back: a frame is shared only by readers whose next cursor it carries.
+A reader at the tail whose socket is writable gets the frame that was encoded once for all readers. When its socket is
+full it falls behind and later continues from storage, in bounded steps: there is no queue that could grow. Cursors
+never decrease: a frame is shared only by readers whose next cursor it contains.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from headwater.http.sse_encoding import (
 log = logging.getLogger("headwater.http")
 
 STEP_BYTES: Final = 64 * 1024
-"""Payload encoded at a time while catching up: enough to fill a socket, little enough to hold in memory."""
+"""Payload that is encoded at a time while catching up: enough to fill a socket, with little memory."""
 STEP_MESSAGES: Final = 512
-"""Messages encoded at a time: each has two events, whatever its size. Steps shrink and grow to approach it."""
+"""Messages that are encoded at a time: each has two events, regardless of its size. The step size adapts to it."""
 LARGE_BYTES: Final = 4 * STEP_BYTES
-"""A message above this size is encoded piece by piece, for each reader alone."""
+"""A larger message is encoded in pieces, separately for each reader."""
 HOLD_S: Final = 2.0
-"""How long text that ends within a character waits for the rest of it."""
+"""How long text that ends within a character is held back."""
 _HEADERS: Final = NO_CACHE + b"Content-Type: text/event-stream\r\n"
 _BASE64: Final = b"Stream-SSE-Data-Encoding: base64\r\n"
 
 
 class SharedFrame(NamedTuple):
-    """Encoded events from `start_index` to the tail as it was, with the control event that says so."""
+    """Encoded events from `start_index` to the tail at that time, with their control event."""
 
     start_index: int
     tail_index: int
@@ -81,7 +81,7 @@ class EventReader:
         "_deadline",
         "_event_end",
         "_event_pieces",
-        "_greeted",
+        "_has_written",
         "_headers",
         "_hold_timer",
         "_holds",
@@ -107,21 +107,21 @@ class EventReader:
         self._index = start.message_index
         self._position = start.byte_position
         self._cursor = context.cursor(cursor)
-        """The cursor of the last control event, or of the next one if it was the first."""
+        """The cursor of the last control event, or of the first one before it is sent."""
         accepted = request.headers.get(b"accept-encoding") if context.compresses_events else None
         self._coding = accepted_coding(accepted) if accepted is not None else None
         self._shares = not request.http_1_0 and self._coding is None
         self._headers = (_HEADERS if stream.type.text else _HEADERS + _BASE64) + retention
         self._channel: Channel = None  # type: ignore[assignment]
         self._open = False
-        self._greeted = False
+        self._has_written = False
         self._deadline: Deadline | None = None
         self._step_bytes = STEP_BYTES
         self._event_pieces: Iterator[bytes] | None = None
-        """The rest of a large event that is being sent, and the offset after it."""
+        """The rest of a large event that is being sent; `_event_end` is the offset after it."""
         self._event_end = start
         self._holds = True
-        """Text that ends within a character waits; False once it has waited long enough."""
+        """Whether text that ends within a character is held back; False after `HOLD_S`."""
         self._hold_timer: asyncio.TimerHandle | None = None
 
     # -- the connection --------------------------------------------------------------------------------------------
@@ -138,11 +138,11 @@ class EventReader:
         context.metrics.followers["sse"] += 1
         channel.begin_body(self._headers)
         self._pump()
-        if self._open and not self._greeted and self._event_pieces is None:
-            # Nothing to send: say so at once, with the offset to resume from.
+        if self._open and not self._has_written and self._event_pieces is None:
+            # There is no data: send a control event with the offset to resume from.
             at_tail = self._index == self._stream.durable_index
-            here = self._here()
-            self._write(with_id(control_event(here, self._next_cursor(), up_to_date=at_tail, closed=False), here))
+            offset = self._offset_text()
+            self._write(with_id(control_event(offset, self._next_cursor(), up_to_date=at_tail, closed=False), offset))
 
     def on_writable(self) -> None:
         self._pump()
@@ -185,21 +185,22 @@ class EventReader:
             self.end()
 
     def _fetched(self, refusal: Refusal | None) -> None:
-        """What comes next was fetched from the object store, or could not be: then the client resumes later."""
+        """Continue after the data was fetched from the object store; if that failed, end, and the client resumes
+        later."""
         if refusal is None:
             self._pump()
         else:
             self.end()
 
     def _send_next(self) -> bool:
-        """Send one frame or one piece; False when there is nothing to send now."""
+        """Send one frame or one piece; False if there is nothing to send now."""
         stream = self._stream
         if self._event_pieces is not None:
             self._send_piece(self._event_pieces)
             return True
         if self._index == stream.durable_index:
             if stream.durable_closed:
-                self._write(control_event(self._here(), None, up_to_date=True, closed=True))
+                self._write(control_event(self._offset_text(), None, up_to_date=True, closed=True))
                 self.end()
             return False
         if self._index < stream.durable_retained_index:
@@ -226,7 +227,7 @@ class EventReader:
             return self._encode(cursor)
 
     def _encode(self, cursor: str) -> bool:
-        """Encode and send the next events; False when they are held back."""
+        """Encode and send the next events; False if they are held back."""
         context = self._context
         reader = context.engine.reader
         stream = self._stream
@@ -250,7 +251,7 @@ class EventReader:
                 data = data[: sum(lengths)]
                 end = Offset(chunk.start.message_index + STEP_MESSAGES, chunk.start.byte_position + len(data))
                 chunk = replace(chunk, end=end, up_to_date=False, closed=False)
-            # While there is more in the stream, or may be soon, a character that is cut off can still be completed.
+            # If there is more data, or may be soon, an incomplete character can still be completed.
             hold = not chunk.up_to_date or (self._holds and not chunk.closed)
             events = events_of(stream.type, data, lengths, chunk.start, hold=hold)
             if events:
@@ -280,7 +281,7 @@ class EventReader:
         for event in events[:-1]:
             offset = offset_text(stream_id, event.end)
             parts += (with_id(event.payload, offset), control_event(offset, cursor, up_to_date=False, closed=False))
-        # A reader from whom something is held back is not up to date.
+        # A reader is not up to date while text is held back.
         at_end = last.end == chunk.end
         offset = offset_text(stream_id, last.end)
         up_to_date, closed = chunk.up_to_date and at_end, chunk.closed and at_end
@@ -290,11 +291,11 @@ class EventReader:
     def _begin_large(self, chunk: ReadChunk) -> None:
         self._event_pieces = self._large_event(chunk)
         self._event_end = chunk.end
-        # Not in this turn: all readers of the stream may have been woken at once.
-        self._channel.take_turn()
+        # In a later turn, because all readers of the stream may have been woken at once.
+        self._channel.yield_turn()
 
     def _large_event(self, chunk: ReadChunk) -> Iterator[bytes]:
-        """The pieces of a large event. A generator: nothing is read from storage before the first piece is needed."""
+        """The pieces of a large event. A generator, so that storage is read only when the first piece is needed."""
         pieces = self._context.engine.reader.slices(chunk)
         kind = self._stream.type
         last_line = id_line(offset_text(self._stream.id, chunk.end))
@@ -316,7 +317,7 @@ class EventReader:
         self._advance(end, is_closed=is_closed)
 
     def _advance(self, end: Offset, *, is_closed: bool) -> None:
-        self._greeted = True
+        self._has_written = True
         self._context.metrics.read_bytes += end.byte_position - self._position
         self._index = end.message_index
         self._position = end.byte_position
@@ -328,10 +329,10 @@ class EventReader:
             self.end()
 
     def _write(self, payload: bytes) -> None:
-        self._greeted = True
+        self._has_written = True
         self._channel.write(payload)
 
-    def _here(self) -> str:
+    def _offset_text(self) -> str:
         return offset_text(self._stream.id, Offset(self._index, self._position))
 
     def _next_cursor(self) -> str:
@@ -363,7 +364,7 @@ class EventReader:
 
 
 def _next_step(step_bytes: int, messages: int) -> int:
-    """Aim at `STEP_MESSAGES` messages in `STEP_BYTES` at most."""
+    """The next step size: about `STEP_MESSAGES` messages, at most `STEP_BYTES`."""
     if messages > STEP_MESSAGES:
         return max(1, step_bytes * STEP_MESSAGES // messages)
     return min(STEP_BYTES, step_bytes * 2)

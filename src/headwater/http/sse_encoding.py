@@ -1,8 +1,8 @@
-"""Server-sent events: how messages and their control events look on the wire.
+"""Encode messages and control events as server-sent events.
 
 Every `data` event is followed by a `control` event (protocol §5.8). JSON is sent as one array per event; text as one
-event per stored message, and anything else likewise in base64. A character that straddles two appends is not cut: its
-messages are joined in one event, if the second can complete the first. A large message is encoded piece by piece.
+event per stored message, and other content likewise in base64. A character that spans two appends is not split: its
+messages are joined in one event, if the second can complete the first. A large message is encoded in pieces.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from headwater.core.catalog import ContentType
 from headwater.core.offsets import Offset
 
 HOLD_MAX_BYTES: Final = 64 * 1024
-"""Text that ends within a character waits for the rest of it up to this size."""
+"""Text that ends within a character is held back up to this size."""
 _PIECE_BYTES: Final = 64 * 1024
 _EVENT: Final = b"event: data\n"
 _UTF8: Final = frozenset(("", "utf-8", "utf8"))
 
 
 class SseEvent(NamedTuple):
-    """A `data` event's payload and the offset after it."""
+    """An encoded `data` event and the offset after it."""
 
     payload: bytes
     end: Offset
@@ -31,7 +31,7 @@ class SseEvent(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def is_utf8(content_type: str) -> bool:
-    """Whether text of this type is UTF-8, so that a character may straddle two messages."""
+    """Whether text of this type is UTF-8, so that a character may span two messages."""
     for parameter in content_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":
@@ -40,9 +40,9 @@ def is_utf8(content_type: str) -> bool:
 
 
 def events_of(kind: ContentType, data: bytes, lengths: Sequence[int], start: Offset, *, hold: bool) -> list[SseEvent]:
-    """The events for a run of messages of any type but JSON.
+    """The events for a run of messages of any type except JSON.
 
-    With `hold`, a last message that ends within a character is left out: the next one may complete it. The run then
+    With `hold`, a last message that ends within a character is omitted: the next one may complete it. The run then
     ends before it.
     """
     may_join = kind.text and is_utf8(kind.header)
@@ -68,10 +68,10 @@ def json_event(data: bytes, end: Offset) -> SseEvent:
 
 
 def data_event(text: bytes) -> bytes:
-    """One `data` event. CR, LF and CRLF end a line in an event stream, and nothing else does."""
+    """One `data` event. Only CR, LF and CRLF end a line in an event stream."""
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    # A client strips one space after the colon; a line that begins with a space gets another one to lose.
+    # A client strips one space after the colon, so a line that begins with a space gets another one.
     first = b"data: " if text.startswith(b" ") else b"data:"
     if b"\n" in text:
         text = text.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
@@ -92,7 +92,7 @@ def _text_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         text = ends_in_cr + bytes(piece)
         ends_in_cr = b""
         if text.endswith(b"\r"):
-            # Whether an LF follows, and belongs to it, is in the next piece.
+            # The next piece may begin with the LF of this CR.
             ends_in_cr, text = b"\r", text[:-1]
         text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if not text:
@@ -106,7 +106,7 @@ def _text_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
 
 
 def _small(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes in pieces that stay small when each of them is a line end."""
+    """The same bytes in small pieces, because encoding may multiply the size of each line end."""
     for piece in pieces:
         for at in range(0, len(piece), _PIECE_BYTES):
             yield piece[at : at + _PIECE_BYTES]
@@ -116,14 +116,14 @@ def _base64_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     rest = b""
     for piece in pieces:
         data = rest + bytes(piece)
-        whole = len(data) - len(data) % 3
-        rest = data[whole:]
-        yield b64encode(data[:whole])
+        complete = len(data) - len(data) % 3
+        rest = data[complete:]
+        yield b64encode(data[:complete])
     yield b64encode(rest)
 
 
 def with_id(event: bytes, offset: str) -> bytes:
-    """The event with an id, which a browser's `EventSource` remembers and sends as `Last-Event-ID`.
+    """Add an id to an event, which a browser's `EventSource` keeps and sends as `Last-Event-ID`.
 
     The id is the last line: simple readers expect the name of the event in the first one.
     """
@@ -135,7 +135,7 @@ def id_line(offset: str) -> bytes:
 
 
 def control_event(offset: str, cursor: str | None, *, up_to_date: bool, closed: bool) -> bytes:
-    """The control event: the offset to resume from, and whether there is anything to wait for."""
+    """The control event: the offset to resume from, and whether the stream is up to date or closed."""
     if closed:
         return b'event: control\ndata:{"streamNextOffset":"%b","upToDate":true,"streamClosed":true}\n\n' % (
             offset.encode()
@@ -154,7 +154,7 @@ def as_chunk(payload: bytes) -> bytes:
 
 
 def _incomplete_character(end: bytes) -> bytes:
-    """The first bytes of a UTF-8 sequence that the text ends in, if more bytes can complete it."""
+    """The incomplete UTF-8 sequence at the end of a text, if more bytes can complete it; else empty."""
     for back in range(1, min(3, len(end)) + 1):
         byte = end[-back]
         if byte < 0x80:

@@ -1,7 +1,7 @@
-"""States of a connection: one for reading requests, one for writing answers.
+"""States of a connection: one for reading requests, one for writing responses.
 
-The two move independently, so pipelined requests and a disconnect are noticed while an answer is being sent. Every
-change of state is an event that the tables below allow; any other is a `KeyError`, which is a bug.
+The two change independently, so pipelined requests and a disconnect are noticed while a response is being sent. Every
+change of state is an event in the tables below; any other event is a `KeyError`, which is a bug.
 
 Reading:
 
@@ -13,12 +13,12 @@ Reading:
 
 Writing:
 
-    idle       no request is being answered
+    idle       no request is being processed
     serving    a handler has the request, or its result is not durable yet
-    refusing   a request that was refused while it was being read is answered
-    sending    a body is sent piece by piece
+    refusing   the refusal of a request that was not read completely is being sent
+    sending    a body is sent in pieces
     live       a long-poll waits, or an event stream is open
-    lingering  the last answer was sent; input is discarded until the client has closed
+    lingering  the last response was sent; input is discarded until the client closes
     closed     the connection is closed
 """
 
@@ -50,10 +50,10 @@ TAKE: Final = "a request is taken from the queue"
 TAKE_REFUSED: Final = "a request that was refused is taken"
 SEND_PIECES: Final = "the handler returned a body in pieces"
 GO_LIVE: Final = "the handler returned a live response"
-DONE: Final = "the answer is complete"
-LINGER: Final = "the last answer was sent to a client that is still sending"
+DONE: Final = "the response is complete"
+LINGER: Final = "the last response was sent to a client that is still sending"
 
-# Of both.
+# Events of both sides.
 CLOSE: Final = "the connection is closed"
 
 Transitions = Mapping[str, Mapping[str, str]]
@@ -65,7 +65,7 @@ READING: Final[Transitions] = {
     REFUSED: {REFUSE: REFUSED, CLOSE: CLOSED},
     CLOSED: {CLOSE: CLOSED},
 }
-"""`BEGIN` within a head or body: a request that offered an upgrade is read again without the offer."""
+"""`BEGIN` within a head or body: a request that offered an upgrade is parsed again without the offer."""
 
 WRITING: Final[Transitions] = {
     IDLE: {TAKE: SERVING, TAKE_REFUSED: REFUSING, CLOSE: CLOSED},

@@ -1,7 +1,7 @@
-"""Listings of many streams: names with their tails by prefix, and a long-poll for those that changed (extension).
+"""Listings of streams with their tails by prefix, and a long-poll for those that changed (extension).
 
 One request shows which of many streams have new messages, so that a reader of thousands of them needs no connection
-for each. Streams of a bucket are reached below the bucket, all others below `/v1/stream/__ds/streams`.
+for each. Streams of a bucket are listed below the bucket, all others below `/v1/stream/__ds/streams`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StreamTail(msgspec.Struct, omit_defaults=True):
     content_type: str = ""
     closed: bool = False
     earliest_offset: str = ""
-    """Only if retention dropped what was before it."""
+    """Set only if retention has dropped earlier messages."""
     snapshot_offset: str = ""
     deleted: bool = False
     created_at_ms: int = 0
@@ -61,11 +61,11 @@ class TailChanges(msgspec.Struct):
     changes_cursor: str
     has_more: bool
     reset: bool
-    """The cursor was unknown: list the streams again, then continue with this one."""
+    """Whether the cursor was unknown: the client must list the streams again, then continue with `changes_cursor`."""
 
 
 def index(context: Context, request: Request, address: Address) -> Deferred:
-    """Streams of `/v1/stream/` by prefix, page by page."""
+    """List streams of `/v1/stream/` by prefix, in pages."""
     query, scope = address.query, Scope.of(request)
     prefix, limit = scope.check_prefix(query.get("prefix", "")), check_page_limit(query.get("limit"))
     begin = partial(context.engine.index.page, prefix, query.get("after"), limit)
@@ -73,14 +73,14 @@ def index(context: Context, request: Request, address: Address) -> Deferred:
 
 
 def changes(context: Context, request: Request, address: Address) -> ChangePoll:
-    """Streams of `/v1/stream/` that changed after a cursor."""
+    """List streams of `/v1/stream/` that changed after a cursor."""
     scope = Scope.of(request)
     scope.check_prefix(address.query.get("prefix", ""))
     return _poll(context, address, "", scope)
 
 
 def bucket_changes(context: Context, request: Request, address: Address) -> ChangePoll:
-    """Streams of a bucket that changed after a cursor."""
+    """List streams of a bucket that changed after a cursor."""
     return _poll(context, address, stream_name(address.bucket, ""), Scope())
 
 
@@ -91,7 +91,7 @@ def _poll(context: Context, address: Address, root: str, scope: Scope) -> Change
 
 
 class ChangePoll(WaitingPoll):
-    """One request that waits for a change. Without a cursor it is answered at once, with the current cursor."""
+    """One request that waits for a change. Without a cursor it returns at once, with the current cursor."""
 
     __slots__ = ("_cursor", "_limit", "_root", "_scope", "prefix")
 

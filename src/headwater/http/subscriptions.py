@@ -1,4 +1,4 @@
-"""Subscriptions as a resource: create or confirm, read, delete, list, and change explicit links (protocol §6)."""
+"""The subscription resource: create or confirm, read, delete, list, and change explicit links (protocol §6)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def get(context: Context, request: Request, address: Address) -> Deferred:
 
 
 def index(context: Context, request: Request, address: Address) -> Deferred:
-    """Every subscription, page by page, in short (our extension; a bucket is listed the same way)."""
+    """List all subscriptions in pages, with few fields (our extension)."""
     limit = check_page_limit(address.query.get("limit"))
     api = context.subscriptions
     return Deferred(partial(api.run, partial(api.page, address.query.get("after"), limit)), _render_page)
@@ -118,7 +118,7 @@ def _status(view: View) -> str:
 
 
 def _failure(view: View) -> dict[str, object]:
-    """Why its worker is not woken, and when that is tried again (extension)."""
+    """Why its worker cannot be woken, and the time of the next retry (extension)."""
     failure = view.failure
     if failure is None:
         return {}

@@ -1,7 +1,7 @@
-"""The stream browser's files, below `/ui/`, read once and answered from memory.
+"""The files of the stream browser below `/ui/`, served from memory.
 
-Invariant: the page runs its own scripts and nothing else. Its policy allows no inline script or style, no frame, no
-form target, and no way to turn a string into markup (Trusted Types), so that stream data is only ever shown as text.
+Invariant: the page runs only its own scripts. Its policy allows no inline script or style, no frame, no
+form target, and no conversion of a string to markup (Trusted Types), so that stream data is only shown as text.
 `connect-src` allows all http and https addresses because the page can connect to any server by its base address; this
 does not extend what the page may load and run.
 """
@@ -61,7 +61,7 @@ class UiFile(NamedTuple):
 
 def handle(context: Context, request: Request, address: Address) -> Response:
     if address.name in {"/", ROOT}:
-        # Relative, so that it also holds below a proxy's prefix.
+        # Relative, so that it works below a proxy's prefix.
         return Response(TEMPORARY_REDIRECT, NO_CACHE + b"Location: ui/\r\n")
     page = _PAGES.get(address.name)
     if page is None:
