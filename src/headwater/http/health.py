@@ -26,7 +26,7 @@ def not_ready(context: Context) -> str:
     """Why writes are not accepted; empty if they are."""
     if context.draining:
         return "draining"
-    return "storage does not accept writes" if context.engine.failure is not None else ""
+    return "storage does not take writes" if context.engine.failure is not None else ""
 
 
 def render_ready(reason: str) -> Response:

@@ -374,7 +374,7 @@ def warn_of_exposure(settings: Settings) -> None:
     """Warn about settings that expose the server to others."""
     if not settings.server.is_loopback and not settings.auth.token:
         log.warning(
-            "listening on %s without authentication: any client that can reach it can read, write and delete all streams."
+            "listening on %s without authentication: any client that reaches it can read, write and delete all streams."
             " Put a proxy that checks tokens in front of it, or set auth.token (DS_AUTH__TOKEN).",
             settings.server.host,
         )

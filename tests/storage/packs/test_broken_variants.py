@@ -224,8 +224,8 @@ def replayed_twice(patch: pytest.MonkeyPatch) -> None:
         kept = yield from true_kept(context, plan)
         return [each._replace(lsn=plan.lsn) for each in kept]
 
-    true_kept = checkpoint._kept
-    patch.setattr(checkpoint, "_kept", forgetful)
+    true_kept = checkpoint._states_to_save
+    patch.setattr(checkpoint, "_states_to_save", forgetful)
 
 
 def producers_left_out_of_images(patch: pytest.MonkeyPatch) -> None:
