@@ -118,7 +118,7 @@ def test_json_values_are_returned_unchanged(url: str) -> None:
     assert read_json(url) == values
 
 
-def test_every_byte_value_survives(url: str) -> None:
+def test_every_byte_value_is_stored(url: str) -> None:
     everything = bytes(range(256))
     with DurableStream.create(url, content_type="application/octet-stream") as handle:
         handle.append(everything)

@@ -32,11 +32,11 @@ def test_other_stream_ids_are_refused(stream_id: str) -> None:
         buckets.check_stream_id("abcd", stream_id)
 
 
-@pytest.mark.parametrize(("bucket_id", "room"), [("abcd", 117), ("a" * 64, 57)])
-def test_both_ids_together_have_122_bytes(bucket_id: str, room: int) -> None:
+@pytest.mark.parametrize(("bucket_id", "space"), [("abcd", 117), ("a" * 64, 57)])
+def test_bucket_id_and_stream_id_are_limited_to_122_bytes_together(bucket_id: str, space: int) -> None:
     for character in ("x", "é", "日", "🙂"):
         size = len(character.encode())
-        stream_id = character * (room // size) + "x" * (room % size)
+        stream_id = character * (space // size) + "x" * (space % size)
         buckets.check_stream_id(bucket_id, stream_id)
         with pytest.raises(InvalidName):
             buckets.check_stream_id(bucket_id, stream_id + "x")
@@ -44,7 +44,7 @@ def test_both_ids_together_have_122_bytes(bucket_id: str, room: int) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=70))
-def test_a_bucket_id_is_what_the_pattern_says(text: str) -> None:
+def test_bucket_ids_match_the_documented_pattern(text: str) -> None:
     fits = 4 <= len(text) <= 64 and all(character in "abcdefghijklmnopqrstuvwxyz0123456789_-" for character in text)
     if fits:
         assert buckets.check_bucket_id(text) == text

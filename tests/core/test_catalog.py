@@ -225,7 +225,7 @@ def needed(tree: list[int | None], deleted: set[int]) -> set[int]:
     return kept
 
 
-# -- histories: whatever happened, images and records bring it back
+# -- histories: images and records restore any state
 
 
 @dataclass(frozen=True)
@@ -288,13 +288,13 @@ def record_of(catalog: Catalog[StreamState], stream_id: int, wish: Step) -> Reco
 histories = steps.map(records_of)
 
 
-def through_the_disk(records: Iterable[Record]) -> list[Record]:
+def encoded_and_decoded(records: Iterable[Record]) -> list[Record]:
     return [decode_record(encode_record(record)) for record in records]
 
 
 @given(histories)
 def test_the_same_records_give_the_same_catalog(records: list[Record]) -> None:
-    assert state(catalog_of(*through_the_disk(records))) == state(catalog_of(*records))
+    assert state(catalog_of(*encoded_and_decoded(records))) == state(catalog_of(*records))
 
 
 @given(histories, st.randoms(use_true_random=False))
@@ -302,13 +302,13 @@ def test_images_in_any_order_restore_the_whole_state(records: list[Record], rand
     original = catalog_of(*records)
     images: list[Record] = [stream.image() for stream in original]
     random.shuffle(images)  # type: ignore[attr-defined]
-    assert state(catalog_of(*through_the_disk(images))) == state(original)
+    assert state(catalog_of(*encoded_and_decoded(images))) == state(original)
 
 
 @given(histories, st.integers(min_value=0, max_value=25))
 def test_images_and_the_records_after_them_equal_all_records(records: list[Record], cut: int) -> None:
     checkpoint: list[Record] = [stream.image() for stream in catalog_of(*records[:cut])]
-    assert state(catalog_of(*through_the_disk([*checkpoint, *records[cut:]]))) == state(catalog_of(*records))
+    assert state(catalog_of(*encoded_and_decoded([*checkpoint, *records[cut:]]))) == state(catalog_of(*records))
 
 
 @given(histories)

@@ -60,7 +60,7 @@ def test_json_mode_is_for_application_json(content_type: str) -> None:
 @pytest.mark.parametrize(
     "content_type", ["application/ndjson", "application/vnd.api+json", "text/json", "application/jsonx", "text/plain"]
 )
-def test_json_mode_is_for_nothing_else(content_type: str) -> None:
+def test_other_content_types_are_not_json(content_type: str) -> None:
     assert not is_json(content_type)
 
 

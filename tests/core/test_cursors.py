@@ -1,4 +1,4 @@
-"""Cursors always advance, whatever a client sends (protocol §8.1, T-16)."""
+"""Cursors always advance, regardless of the cursor of the client (protocol §8.1, T-16)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_a_client_cursor_the_interval_number_is_returned(
 
 
 @given(times, st.integers(min_value=0, max_value=10**6), jitters)
-def test_an_older_cursor_is_answered_with_the_current_interval(now_ms: int, age: int, jitter: float) -> None:
+def test_older_cursor_gets_the_current_interval(now_ms: int, age: int, jitter: float) -> None:
     current = interval_at(now_ms)
     older = current - 1 - age
     if older >= 0:
@@ -52,7 +52,7 @@ def test_equal_or_later_cursor_advances_by_1_to_3600_seconds(
 
 @given(st.lists(st.tuples(st.integers(min_value=0, max_value=60_000), jitters), max_size=30), times)
 def test_a_client_that_echoes_never_sees_the_same_cursor_twice(pauses: list[tuple[int, float]], now_ms: int) -> None:
-    """Two requests within one interval must differ, or a cache would keep giving the same answer."""
+    """Two requests within one interval must differ, or a cache would return the same response."""
     held = next_cursor(now_ms, INTERVAL_SECS, None, 0.0)
     for pause_ms, jitter in pauses:
         now_ms += pause_ms
@@ -78,13 +78,13 @@ def test_a_client_that_echoes_never_sees_the_same_cursor_twice(pauses: list[tupl
         "now",
     ],
 )
-def test_malformed_cursor_counts_as_none(echoed: str) -> None:
+def test_malformed_cursor_is_ignored(echoed: str) -> None:
     now_ms = EPOCH_MS + 12_345_678
     assert next_cursor(now_ms, INTERVAL_SECS, echoed, 0.5) == str(interval_at(now_ms))
 
 
 @pytest.mark.parametrize("echoed", ["9" * DIGITS_MAX, "9" * (DIGITS_MAX + 1), "0" + "9" * 4000, "0" * 4000 + "1"])
-def test_a_cursor_of_any_length_is_answered_with_a_greater_one(echoed: str) -> None:
+def test_cursor_of_any_length_gets_a_greater_one(echoed: str) -> None:
     now_ms = EPOCH_MS + 12_345_678
     assert int(next_cursor(now_ms, INTERVAL_SECS, echoed, 0.5)) > int(echoed)
 
@@ -102,7 +102,7 @@ def test_returned_cursor_is_greater_than_any_client_cursor(held: int, now_ms: in
         held = answered
 
 
-def test_leading_zeros_do_not_hide_a_cursor() -> None:
+def test_leading_zeros_of_a_cursor_are_ignored() -> None:
     now_ms = EPOCH_MS + 20_000 * 7
     assert int(next_cursor(now_ms, INTERVAL_SECS, "0000007", 0.0)) > 7
 

@@ -55,21 +55,21 @@ KEPT = [
 
 
 @pytest.mark.parametrize("value", [value for value in KEPT if not value.startswith(b"[")])
-def test_a_single_value_is_kept_to_the_byte(value: bytes) -> None:
+def test_single_value_is_stored_unchanged(value: bytes) -> None:
     assert split_json(value) == (value + b",", (len(value) + 1,))
 
 
 @pytest.mark.parametrize("value", KEPT)
-def test_an_element_of_an_array_is_kept_to_the_byte(value: bytes) -> None:
+def test_array_element_is_stored_unchanged(value: bytes) -> None:
     assert split_json(b"[" + value + b"]") == (value + b",", (len(value) + 1,))
 
 
-def test_all_elements_are_kept_in_order_without_the_space_around_them() -> None:
+def test_array_elements_are_stored_in_order_without_surrounding_whitespace() -> None:
     body = b" \r\n[ " + b" ,\n\t ".join(KEPT) + b"\t]\n "
     assert split_json(body) == (b",".join(KEPT) + b",", tuple(len(value) + 1 for value in KEPT))
 
 
-def test_space_around_a_single_value_is_removed_and_space_within_is_kept() -> None:
+def test_whitespace_around_a_single_value_is_removed_and_inside_it_is_kept() -> None:
     assert split_json(b' \t\r\n{ "a" : 1 } \r\n').payload == b'{ "a" : 1 },'
 
 
@@ -189,7 +189,7 @@ def test_exactly_one_level_of_array_is_flattened(body: bytes, messages: list[byt
         b"\x80",
     ],
 )
-def test_what_is_not_json_is_refused(body: bytes) -> None:
+def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidJson) as refused:
         split_json(body)
     assert refused.value.status == 400
@@ -213,7 +213,7 @@ def test_reasonable_nesting_is_accepted() -> None:
     assert sys.getrecursionlimit() > 2 * depth
 
 
-def test_the_answer_to_bad_utf_8_says_where() -> None:
+def test_error_for_invalid_utf_8_has_the_byte_position() -> None:
     with pytest.raises(InvalidJson, match="byte 5"):
         split_json(b'["ab"\xff]')
 
@@ -254,7 +254,7 @@ def test_every_document_is_stored_as_the_received_text(
 
 
 @given(st.lists(json_values, min_size=1, max_size=6))
-def test_any_run_of_stored_messages_is_an_array_once_wrapped(values: list[object]) -> None:
+def test_run_of_stored_messages_in_brackets_is_an_array(values: list[object]) -> None:
     stored = split_json(json.dumps(values).encode())
     for start in range(len(values)):
         for end in range(start + 1, len(values) + 1):

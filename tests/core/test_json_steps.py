@@ -134,7 +134,7 @@ def watched_steps(build: str, patch: pytest.MonkeyPatch) -> tuple[list[int], int
     return looked_at, json_steps.STEP_BYTES if build == "pure" else json_steps.SCAN_STEP_BYTES
 
 
-def test_a_large_body_takes_many_steps_and_none_looks_at_much(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_body_is_split_in_many_bounded_steps(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     element = b'{"event":"click","tags":["a","b"],"text":"a, b, {c},"}'
     body = b"[" + b",".join([element] * 50_000) + b"]"
     looked_at, step_bytes = watched_steps(build, monkeypatch)
@@ -146,9 +146,7 @@ def test_a_large_body_takes_many_steps_and_none_looks_at_much(build: str, monkey
     assert max(looked_at) < step_bytes + 1000
 
 
-def test_too_many_messages_are_refused_before_the_rest_is_looked_at(
-    build: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_messages_are_refused_before_the_rest_is_parsed(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = b"[" + b"0," * 10_000_000 + b"0]"
     looked_at, step_bytes = watched_steps(build, monkeypatch)
     with pytest.raises(TooManyMessages):

@@ -114,7 +114,7 @@ def test_two_spellings_of_one_name_are_one_name() -> None:
         "%5F_ds/jwks.json",
     ],
 )
-def test_a_spelling_that_could_be_read_in_two_ways_is_refused(path: str) -> None:
+def test_ambiguous_path_is_refused(path: str) -> None:
     with pytest.raises(InvalidName):
         name_of(path)
 

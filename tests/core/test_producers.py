@@ -49,7 +49,7 @@ def test_an_append_is_new_or_a_repeat(state: tuple[int, int] | None, epoch: int,
 @pytest.mark.parametrize(
     ("state", "epoch", "seq", "expected"), [(None, 0, 1, 0), (None, 5, 3, 0), ((0, 0), 0, 2, 1), ((3, 9), 3, 99, 10)]
 )
-def test_a_gap_says_what_was_expected_and_received(
+def test_sequence_gap_error_has_the_expected_and_received_numbers(
     state: tuple[int, int] | None, epoch: int, seq: int, expected: int
 ) -> None:
     known = ProducerState(*state) if state is not None else None

@@ -64,7 +64,7 @@ def test_every_kind_of_record_has_its_own_tag() -> None:
     assert {Create, Append, Delete, Touch, Image} <= set(RECORD_TYPES)
 
 
-def test_a_record_of_every_byte_and_the_largest_numbers_survives() -> None:
+def test_record_with_every_byte_and_the_largest_numbers_decodes_unchanged() -> None:
     payload = bytes(range(256))
     append = Append(2**63 - 1, 2**53, 2**40, 2**62, payload, (1,) * 256, "é\u2028", 2**53 - 1, 2**53 - 1, "\xff", True)
     assert decode_record(encode_record(append)) == append

@@ -123,7 +123,7 @@ def test_dropping_messages_beyond_a_snapshot_removes_it() -> None:
     catalog.apply(Retain(1, T0 + 199_000, 3, 30))
     assert stream.retained == Offset(3, 30)
     assert stream.image().snapshot is None
-    # What the server does on its own does not count as use of the stream.
+    # Actions of the server itself do not count as use of the stream.
     assert accessed < stream.accessed_ms == T0 + 99_000
 
 
@@ -145,6 +145,6 @@ def test_tracking_can_begin_later() -> None:
     assert stream.image().ages is None
     catalog.apply(Retain(1, T0 + 50_000, 0, 0, None, tracks_age=True))
     assert stream.ages is not None
-    # Of earlier messages it is only known that they existed by then.
+    # For earlier messages it is only known that they existed at that time.
     assert stream.ages.last_until(T0 + 7999) is None
     assert stream.ages.last_until(T0 + 8000) == (5, 50)

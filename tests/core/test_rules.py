@@ -86,11 +86,11 @@ class Writer:
 # -- creating (§5.1)
 
 
-def test_a_create_without_a_type_makes_bytes() -> None:
+def test_create_without_content_type_is_octet_stream() -> None:
     assert decide_create(asked(content_type=None), 7, NOW) == Create(7, "a", NOW, "application/octet-stream")
 
 
-def test_a_create_carries_its_content_closure_and_expiry() -> None:
+def test_create_record_has_content_closure_and_expiry() -> None:
     record = decide_create(asked(JSON, ttl_secs=9, closed=True, body=b"[1,22]"), 7, NOW)
     assert record == Create(7, "a", NOW, JSON, 9, None, True, b"1,22,", (2, 3))
 
@@ -141,7 +141,7 @@ def test_create_with_another_configuration_is_a_conflict(there: CreateRequest, r
     assert refused.value.status == 409
 
 
-def test_a_stream_that_was_closed_later_is_compared_as_it_is_now() -> None:
+def test_repeated_create_is_compared_with_the_current_closure() -> None:
     writer = Writer()
     writer.append(b"", close=True)
     with pytest.raises(ConfigMismatch):
@@ -161,7 +161,7 @@ FORK = ForkRequest("a", None, 0)
 
 
 @pytest.mark.parametrize("content_type", [None, JSON, "APPLICATION/JSON; x=y"])
-def test_a_fork_has_its_sources_type(content_type: str | None) -> None:
+def test_fork_inherits_the_content_type(content_type: str | None) -> None:
     record = forked(asked("application/json; charset=utf-8"), asked(content_type, fork=FORK, body=b"[1]"))
     assert (record.content_type, record.payload) == ("application/json; charset=utf-8", b"1,")
 
@@ -187,20 +187,20 @@ def test_a_fork_of_another_type_is_a_conflict(content_type: str) -> None:
         ((60, None), (0, None), (0, None)),
     ],
 )
-def test_fork_has_its_requested_expiry_or_its_sources(
+def test_fork_has_the_requested_expiry_or_that_of_its_source(
     source: tuple[int | None, int | None], own: tuple[int | None, int | None], expected: tuple[int | None, int | None]
 ) -> None:
     record = forked(asked(None, *source), asked(None, *own, fork=FORK))
     assert (record.ttl_secs, record.expires_at_ms) == expected
 
 
-def test_a_forks_window_begins_at_the_fork() -> None:
+def test_ttl_window_of_a_fork_begins_at_its_creation() -> None:
     stream = installed(decide_create(asked(ttl_secs=10), 1, NOW), forked(asked(ttl_secs=10), asked(fork=FORK)))
     assert stream.deadline_ms() == NOW + 7 + 10_000
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_fork_is_open_unless_it_asks_otherwise(closed: bool) -> None:
+def test_fork_is_open_unless_the_request_closes_it(closed: bool) -> None:
     assert forked(asked(closed=True), asked(fork=FORK, closed=closed)).closed is closed
 
 
@@ -247,7 +247,7 @@ def a_fork() -> StreamState:
 # -- appending (§5.2)
 
 
-def test_an_append_lands_at_the_tail() -> None:
+def test_append_is_placed_at_the_tail() -> None:
     writer = Writer()
     writer.append(b"abc")
     assert writer.append(b"de") == Append(1, NOW + 1, 1, 3, b"de", (2,))
@@ -278,7 +278,7 @@ def test_the_type_of_an_empty_close_does_not_matter(content_type: str | None) ->
     assert isinstance(Writer().append(b"", content_type, close=True), Append)
 
 
-def test_the_type_must_be_there_and_match() -> None:
+def test_append_requires_the_content_type_of_the_stream() -> None:
     writer = Writer()
     with pytest.raises(BadRequest):
         writer.append(content_type=None)
@@ -310,7 +310,7 @@ def test_a_malformed_type_is_a_bad_request_and_not_a_mismatch(content_type: str)
         ("0", "", False),
     ],
 )
-def test_stream_seq_grows_byte_by_byte(last: str, following: str, accepted: bool) -> None:
+def test_stream_seq_is_compared_bytewise(last: str, following: str, accepted: bool) -> None:
     writer = Writer()
     writer.append(seq=last)
     if accepted:
@@ -332,14 +332,14 @@ def test_append_without_stream_seq_does_not_change_it() -> None:
         writer.append(seq="5")
 
 
-def test_a_retry_is_a_repeat_before_it_is_a_regression() -> None:
+def test_producer_retry_is_a_duplicate_even_with_an_old_stream_seq() -> None:
     writer = Writer()
     writer.append(producer=("p", 0, 0), seq="5")
     assert writer.append(producer=("p", 0, 0), seq="5") is AppendOutcome.DUPLICATE
     assert writer.append(producer=("p", 0, 0), seq="4") is AppendOutcome.DUPLICATE
 
 
-def test_a_refused_append_leaves_its_producer_where_it_was() -> None:
+def test_refused_append_does_not_change_its_producer() -> None:
     writer = Writer()
     writer.append(producer=("p", 0, 0), seq="5")
     with pytest.raises(SequenceRegression):
@@ -452,7 +452,7 @@ def test_second_close_without_a_producer_succeeds_and_an_append_is_refused(close
             writer.append(b"x", close=close)
 
 
-# -- whatever is tried
+# -- random requests
 
 
 bodies = st.sampled_from([b"", b"x", b"[1,2]", b"{", b"[]"])

@@ -108,7 +108,7 @@ OUT = rules.wake_up(IDLE, "w_1", "events/a")
 HELD = rules.claim(OUT, "worker-1", 1_000)
 
 
-def test_a_wake_goes_out_with_the_next_generation() -> None:
+def test_wake_has_the_next_generation() -> None:
     assert (OUT.phase, OUT.generation, OUT.wake_id, OUT.trigger) == (Phase.OUT, 1, "w_1", "events/a")
     again = rules.wake_up(rules.finish(OUT), "w_2", "events/b")
     assert again.generation == 2
@@ -160,7 +160,7 @@ def test_callback_holds_a_wake_whose_delivery_seemed_to_fail() -> None:
 
 
 @given(st.integers(1, 200), st.floats(-1, 1))
-def test_retries_double_from_one_second_to_a_minute_give_or_take_a_fifth(failures: int, jitter: float) -> None:
+def test_retry_delay_doubles_from_one_second_to_a_minute_with_20_percent_jitter(failures: int, jitter: float) -> None:
     base = min(1000 * 2 ** (failures - 1), 60_000)
     assert base * 0.8 - 1 <= rules.retry_delay_ms(failures, jitter) <= base * 1.2 + 1
     assert rules.retry_delay_ms(failures, 0.0) == base
@@ -184,7 +184,7 @@ def test_backward_too_high_and_malformed_acks_are_refused(token: str) -> None:
         rules.advance(offset(2), Ack("s", token), offset(5))
 
 
-# -- what is kept
+# -- saved state
 
 
 def test_saved_state_is_loaded() -> None:

@@ -87,7 +87,7 @@ class Rig:
     def delete(self, name: str) -> list[object]:
         return self._asked(lambda done: self.engine.delete(name, done))
 
-    def there(self, name: str, body: bytes = b"", **more: Any) -> LiveStream:
+    def created(self, name: str, body: bytes = b"", **more: Any) -> LiveStream:
         """Create a stream and wait until that is durable."""
         self.put(name, body, **more)
         self.scheduler.settle()

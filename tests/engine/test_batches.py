@@ -33,8 +33,8 @@ class BrokenFollower:
 @BOTH
 def test_broken_callback_does_not_keep_others_from_their_answers(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    reader = rig.follow(rig.there("followed"))
-    rig.there("a")
+    reader = rig.follow(rig.created("followed"))
+    rig.created("a")
     before = rig.post("a")
     rig.engine.append("a", TEXT, b"x", None, None, False, broken_callback)
     after, published = rig.post("a"), rig.post("followed", b"news")
@@ -47,7 +47,7 @@ def test_broken_callback_does_not_keep_others_from_their_answers(commit: CommitM
 
 def test_appends_received_while_a_batch_with_a_broken_callback_is_written_are_committed() -> None:
     rig = Rig(commit="thread")
-    rig.there("a")
+    rig.created("a")
     rig.engine.append("a", TEXT, b"x", None, None, False, broken_callback)
     rig.scheduler.tick()
     queued = rig.post("a")
@@ -58,7 +58,7 @@ def test_appends_received_while_a_batch_with_a_broken_callback_is_written_are_co
 @BOTH
 def test_broken_callback_does_not_keep_others_from_their_refusals(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    rig.there("a")
+    rig.created("a")
     rig.storage.fails_in = 0
     rig.engine.append("a", TEXT, b"x", None, None, False, broken_callback)
     after = rig.post("a")
@@ -71,8 +71,8 @@ def test_broken_callback_does_not_keep_others_from_their_refusals(commit: Commit
 @pytest.mark.parametrize("hook", ["on_created", "on_deleted", "retention", "snapshots", "buckets"])
 def test_broken_hook_does_not_break_a_batch(commit: CommitMode, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(commit=commit)
-    reader = rig.follow(rig.there("followed"))
-    rig.there("deleted")
+    reader = rig.follow(rig.created("followed"))
+    rig.created("deleted")
     seen: list[str] = []
     if hook.startswith("on_"):
         getattr(rig.engine.publisher, hook).append(broken_hook)
@@ -92,10 +92,10 @@ def test_broken_hook_does_not_break_a_batch(commit: CommitMode, hook: str, monke
 
 def test_broken_followers_do_not_keep_others_from_the_end_of_a_stream() -> None:
     rig = Rig()
-    stream = rig.there("a")
+    stream = rig.created("a")
     rig.engine.follow(stream, BrokenFollower())
     reader = rig.follow(stream)
-    other = rig.follow(rig.there("b"))
+    other = rig.follow(rig.created("b"))
     rig.delete("a")
     rig.post("b", b"news")
     rig.scheduler.settle()
@@ -105,7 +105,7 @@ def test_broken_followers_do_not_keep_others_from_the_end_of_a_stream() -> None:
 
 def test_without_a_disk_a_broken_callback_does_not_keep_followers_from_an_append() -> None:
     rig = Rig(disk=False)
-    reader = rig.follow(rig.there("a"))
+    reader = rig.follow(rig.created("a"))
     with pytest.raises(RuntimeError, match="this callback is broken"):
         rig.engine.append("a", TEXT, b"news", None, None, False, broken_callback)
     assert reader.data == b"news"

@@ -178,8 +178,8 @@ def test_unreadable_bucket_document_does_not_stop_the_start(caplog: pytest.LogCa
 
 def test_fork_without_its_source_does_not_stop_the_start(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
-    rig.there("source", b"shared")
-    rig.there("fork", b"own", source="source")
+    rig.created("source", b"shared")
+    rig.created("fork", b"own", source="source")
     journal = rig.storage._inner
     assert isinstance(journal, JournalStorage)
     journal._journal[:] = [

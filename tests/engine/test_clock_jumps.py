@@ -72,9 +72,9 @@ class RestartableRig(Rig):
 
 def with_streams(rule: JumpRule = RULE) -> RestartableRig:
     rig = RestartableRig(rule)
-    rig.there("a", b"ttl", ttl_secs=30 * 24 * 3600)
-    rig.there("b", b"instant", expires_at_ms=START_MS + 30 * DAY_MS)
-    rig.there("forever", b"forever")
+    rig.created("a", b"ttl", ttl_secs=30 * 24 * 3600)
+    rig.created("b", b"instant", expires_at_ms=START_MS + 30 * DAY_MS)
+    rig.created("forever", b"forever")
     rig.run_for(5000)
     return rig
 
@@ -171,7 +171,7 @@ def test_held_name_cannot_be_created_until_the_data_is_deleted(how: str) -> None
     assert isinstance(refused[0], Refusal)
     assert "clock jumped" in refused[0].detail
     rig.confirm()
-    rig.there("a", b"new")
+    rig.created("a", b"new")
     assert rig.answers() == "new"
 
 
@@ -179,8 +179,8 @@ def test_held_name_cannot_be_created_until_the_data_is_deleted(how: str) -> None
 def test_streams_used_after_the_jump_expire_as_usual(how: str) -> None:
     rig = with_streams()
     jump(rig, how)
-    rig.there("short", b"x", ttl_secs=2)
-    rig.there("instant", b"x", expires_at_ms=rig.clock.at_ms + 2000)
+    rig.created("short", b"x", ttl_secs=2)
+    rig.created("instant", b"x", expires_at_ms=rig.clock.at_ms + 2000)
     rig.run_for(5000)
     assert rig.kept == {"a", "b", "forever"}
     assert rig.engine.held_streams == 2
@@ -188,7 +188,7 @@ def test_streams_used_after_the_jump_expire_as_usual(how: str) -> None:
 
 def test_stream_that_outlives_the_jump_is_held_when_it_expires_within_the_grace_time() -> None:
     rig = RestartableRig()
-    rig.there("a", b"x", expires_at_ms=START_MS + 40 * DAY_MS + HOUR_MS)
+    rig.created("a", b"x", expires_at_ms=START_MS + 40 * DAY_MS + HOUR_MS)
     jump(rig, "restart")
     assert rig.answers() == "x"
     rig.run_for(2 * HOUR_MS)
@@ -196,9 +196,9 @@ def test_stream_that_outlives_the_jump_is_held_when_it_expires_within_the_grace_
     assert rig.kept == {"a"}
 
 
-def test_small_steps_are_followed_and_delete() -> None:
+def test_small_clock_steps_are_followed_and_expire_streams() -> None:
     rig = RestartableRig()
-    rig.there("a", ttl_secs=60)
+    rig.created("a", ttl_secs=60)
     rig.clock.ahead_ms = HOUR_MS - 1
     rig.run_for(2000)
     assert rig.clock.ahead_ms == 0
@@ -207,7 +207,7 @@ def test_small_steps_are_followed_and_delete() -> None:
 
 def test_clock_set_back_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
     rig = RestartableRig()
-    rig.there("a", ttl_secs=60)
+    rig.created("a", ttl_secs=60)
     rig.clock.ahead_ms = -DAY_MS
     rig.run_for(5000)
     assert rig.clock.at_ms == START_MS + 5000
@@ -217,7 +217,7 @@ def test_clock_set_back_is_not_followed(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_downtime_below_the_jump_deletes_as_usual() -> None:
     rig = RestartableRig()
-    rig.there("a", ttl_secs=60)
+    rig.created("a", ttl_secs=60)
     rig.run_for(5000)
     rig.restart(rig.clock.at_ms + HOUR_MS // 2)
     rig.run_for(2000)
@@ -226,7 +226,7 @@ def test_downtime_below_the_jump_deletes_as_usual() -> None:
 
 def test_idle_server_saves_the_time_so_that_a_restart_is_not_a_clock_jump() -> None:
     rig = RestartableRig()
-    rig.there("a", ttl_secs=5 * 3600)
+    rig.created("a", ttl_secs=5 * 3600)
     for _ in range(10):
         rig.run_for(HOUR_MS)
         rig.read("a")
@@ -239,7 +239,7 @@ def test_idle_server_saves_the_time_so_that_a_restart_is_not_a_clock_jump() -> N
 def test_use_after_the_time_was_last_saved_is_before_the_jump() -> None:
     rig = RestartableRig()
     rig.run_for(HOUR_MS)
-    rig.there("a", b"x", ttl_secs=60)
+    rig.created("a", b"x", ttl_secs=60)
     rig.run_for(2000)
     rig.restart(rig.clock.at_ms + 40 * DAY_MS)
     rig.run_for(5000)
@@ -254,9 +254,9 @@ def test_live_readers_of_a_held_stream_end() -> None:
     assert rig.kept == {"a", "b", "forever"}
 
 
-def test_retention_by_age_waits_too() -> None:
+def test_retention_by_age_is_held_back_after_a_jump() -> None:
     rig = RestartableRig(retention=RetentionRule(DAY_MS, 0, True))
-    rig.there("a", b"kept")
+    rig.created("a", b"kept")
     rig.run_for(5000)
     jump(rig, "restart")
     assert rig.answers() == "kept"

@@ -48,7 +48,7 @@ class TimedStorage(JournalStorage):
         self.sizes.append(len(batch))
 
     def publish(self, batch: Sequence[Committed]) -> None:
-        """Nobody reads."""
+        """There are no readers."""
 
 
 class Bench:
@@ -114,7 +114,7 @@ def test_batch_that_begins_a_segment_goes_to_the_thread_and_the_next_one_does_no
         bench.storage.begins_segment, bench.storage.write_s = True, 2 * STALLED_WRITE_S
         assert not bench.runs_inline(), "it waits for two syncs"
         bench.storage.begins_segment, bench.storage.write_s = False, FAST_S
-        assert bench.runs_inline(), "two syncs are no sign of a slow disk"
+        assert bench.runs_inline(), "two syncs do not indicate a slow disk"
 
 
 def test_batch_that_begins_a_segment_is_written_inline_where_a_setting_says_so() -> None:
@@ -137,7 +137,7 @@ def test_one_stalled_write_keeps_commits_on_the_thread_for_a_while() -> None:
     bench = Bench()
     assert all(bench.runs_inline() for _ in range(1000)), "a long fast past does not outweigh it"
     bench.storage.write_s = 2 * STALLED_WRITE_S
-    assert bench.runs_inline(), "the first one cannot be foreseen"
+    assert bench.runs_inline(), "the first one cannot be predicted"
     bench.storage.write_s = FAST_S
     ends_s = bench.storage.now_s + STALL_HOLD_MIN_S
     while bench.storage.now_s < ends_s - 0.2:
@@ -147,7 +147,7 @@ def test_one_stalled_write_keeps_commits_on_the_thread_for_a_while() -> None:
     assert bench.runs_inline()
 
 
-def test_stall_that_others_noticed_keeps_commits_on_the_thread_for_ten_seconds() -> None:
+def test_long_stall_keeps_commits_on_the_thread_for_ten_seconds() -> None:
     bench = Bench()
     bench.storage.write_s = LONG_STALL_S
     assert bench.runs_inline()
@@ -186,7 +186,7 @@ def test_disk_that_is_steadily_slow_moves_commits_to_the_thread_and_a_fast_one_b
     bench.storage.write_s = 2 * INLINE_MAX_S
     placed = [bench.runs_inline() for _ in range(200)]
     seconds = 200 * bench.storage.write_s
-    assert sum(placed[10:]) <= seconds / PROBE_EVERY_S + 1, "only now and then the loop tries again"
+    assert sum(placed[10:]) <= seconds / PROBE_EVERY_S + 1, "the loop is probed only occasionally"
     bench.storage.write_s = FAST_S
     assert [bench.runs_inline() for _ in range(100)][-1] is True
 
@@ -210,7 +210,7 @@ def test_record_larger_than_the_limit_is_a_batch_alone() -> None:
     assert bench.storage.sizes == [1, 1, 2]
 
 
-def test_message_lengths_count() -> None:
+def test_message_lengths_count_towards_the_batch_size() -> None:
     bench = Bench(max_batch_bytes=10_000)
     for _ in range(2):
         record = Append(1, 1, 0, 0, b"0," * 1000, (2,) * 1000)
@@ -222,7 +222,7 @@ def test_message_lengths_count() -> None:
 def test_failed_write_refuses_every_batch_that_is_queued() -> None:
     rig = Rig(commit="thread")
     rig.engine._committer._max_batch_bytes = 10
-    rig.there("a")
+    rig.created("a")
     rig.storage.fails_in = 0
     answers = [rig.post("a", b"x" * 10) for _ in range(5)]
     rig.scheduler.settle()
@@ -234,7 +234,7 @@ def test_failed_write_refuses_every_batch_that_is_queued() -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_record_too_large_for_the_journal_is_refused_alone(disk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(disk=disk)
-    rig.there("a")
+    rig.created("a")
     monkeypatch.setattr(quota, "RECORD_MAX_BYTES", 1000)
     refused = [rig.post("a", b"x" * 1000), rig.put("b", b"x" * 1000)]
     with pytest.raises(TooLarge):

@@ -29,8 +29,8 @@ def test_append_is_answered_at_once_in_memory_mode() -> None:
 
 def test_appends_of_one_tick_are_one_batch() -> None:
     rig = Rig()
-    rig.there("a")
-    rig.there("b")
+    rig.created("a")
+    rig.created("b")
     answers = [rig.post("a"), rig.post("b"), rig.post("a"), rig.put("c"), rig.delete("b")]
     assert not any(answers)
     rig.scheduler.tick()
@@ -40,7 +40,7 @@ def test_appends_of_one_tick_are_one_batch() -> None:
 
 def test_next_batch_is_collected_while_the_thread_writes() -> None:
     rig = Rig(commit="thread")
-    rig.there("a")
+    rig.created("a")
     first = rig.post("a")
     rig.scheduler.tick()
     rest = [rig.post("a"), rig.post("a"), rig.put("b")]
@@ -70,7 +70,7 @@ def test_nothing_is_answered_before_it_is_durable(commit: CommitMode) -> None:
 @BOTH
 def test_duplicate_of_a_pending_append_is_answered_after_the_original(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    rig.there("a")
+    rig.created("a")
     original = rig.post("a", b"x", ("p", 0, 0))
     if commit == "thread":
         rig.scheduler.tick()
@@ -85,7 +85,7 @@ def test_duplicate_of_a_pending_append_is_answered_after_the_original(commit: Co
 @BOTH
 def test_conflict_with_a_pending_record_is_answered_when_that_is_durable(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    rig.there("a")
+    rig.created("a")
     rig.post("a", b"", close=True)
     late = rig.post("a", b"late")
     again = rig.put("a")
@@ -97,8 +97,8 @@ def test_conflict_with_a_pending_record_is_answered_when_that_is_durable(commit:
 @BOTH
 def test_answer_that_depends_only_on_durable_data_is_immediate(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    rig.there("a")
-    rig.there("b")
+    rig.created("a")
+    rig.created("b")
     rig.post("b")
     assert rig.put("a"), "pending records of another stream do not delay the answer"
 
@@ -113,7 +113,7 @@ def test_writers_see_pending_records() -> None:
 
 def test_a_name_is_free_for_writers_at_once_and_for_readers_when_durable() -> None:
     rig = Rig(commit="thread")
-    rig.there("a", b"old")
+    rig.created("a", b"old")
     gone, made = rig.delete("a"), rig.put("a", b"new")
     rig.scheduler.tick()
     assert rig.engine.look_up("a").durable_position == 3
@@ -129,7 +129,7 @@ def test_a_name_is_free_for_writers_at_once_and_for_readers_when_durable() -> No
 @BOTH
 def test_failed_write_refuses_its_batch_and_all_queued_ones(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    rig.there("a", b"kept")
+    rig.created("a", b"kept")
     rig.storage.fails_in = 0
     failed = [rig.post("a"), rig.put("b"), rig.post("a", b"x", ("p", 0, 0))]
     rig.scheduler.tick()
@@ -143,7 +143,7 @@ def test_failed_write_refuses_its_batch_and_all_queued_ones(commit: CommitMode) 
 @BOTH
 def test_after_a_failed_write_appends_are_refused_and_reads_still_work(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    stream = rig.there("a", b"kept")
+    stream = rig.created("a", b"kept")
     reader = rig.follow(stream, from_start=True)
     rig.storage.fails_in = 0
     rig.post("a", b"lost")
@@ -160,7 +160,7 @@ def test_after_a_failed_write_appends_are_refused_and_reads_still_work(commit: C
 @BOTH
 def test_a_failed_write_is_never_tried_again(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    rig.there("a")
+    rig.created("a")
     rig.storage.fails_in = 0
     rig.post("a")
     rig.scheduler.settle()
@@ -190,7 +190,7 @@ def test_answered_appends_survive_a_failed_write(commit: CommitMode, batch: int)
 @BOTH
 def test_duplicate_of_a_failed_append_is_refused(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    rig.there("a")
+    rig.created("a")
     rig.storage.fails_in = 0
     rig.post("a", b"x", ("p", 0, 0))
     rig.scheduler.settle()
@@ -205,7 +205,7 @@ def test_duplicate_of_a_failed_append_is_refused(commit: CommitMode) -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_append_beyond_the_stream_limit_is_refused_and_counts_nothing(disk: bool) -> None:
     rig = Rig(disk=disk, limits=EngineLimits(max_stream_bytes=5))
-    rig.there("a", b"123")
+    rig.created("a", b"123")
     assert status(rig.post("a", b"456")) == 413
     rig.post("a", b"45")
     rig.scheduler.settle()
@@ -217,7 +217,7 @@ def test_append_beyond_the_stream_limit_is_refused_and_counts_nothing(disk: bool
 @pytest.mark.parametrize("ending", ["delete", "expire"])
 def test_total_limit_holds_and_deletion_frees_its_share(disk: bool, ending: str) -> None:
     rig = Rig(disk=disk, limits=EngineLimits(max_total_bytes=5 + 2 * stream_bytes("a")))
-    rig.there("a", b"1234", ttl_secs=1)
+    rig.created("a", b"1234", ttl_secs=1)
     assert status(rig.put("b", b"56")) == 413
     if ending == "delete":
         rig.delete("a")
@@ -225,13 +225,13 @@ def test_total_limit_holds_and_deletion_frees_its_share(disk: bool, ending: str)
         rig.scheduler.advance(2001)
     rig.scheduler.settle()
     assert rig.engine.total_bytes == 0
-    assert rig.there("b", b"56").byte_position == 2
+    assert rig.created("b", b"56").byte_position == 2
 
 
 def test_fork_counts_only_its_own_data() -> None:
     rig = Rig(limits=EngineLimits(max_stream_bytes=5, max_total_bytes=9 + 2 * stream_bytes("a")))
-    rig.there("a", b"1234")
-    rig.there("b", b"5", source="a")
+    rig.created("a", b"1234")
+    rig.created("b", b"5", source="a")
     assert rig.engine.total_bytes == 5
     rig.post("b", b"6789")
     rig.scheduler.settle()
@@ -241,7 +241,7 @@ def test_fork_counts_only_its_own_data() -> None:
 
 def test_writes_are_refused_with_retry_after_while_storage_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     monkeypatch.setattr(rig.storage, "busy", lambda: "Data arrives faster than the disk can save it.")
     [refusal] = rig.post("a")
     assert isinstance(refusal, StorageBusy)

@@ -40,7 +40,7 @@ def damage(rig: Rig, monkeypatch: pytest.MonkeyPatch, error: StorageError) -> No
 
 
 def a_stream(rig: Rig) -> LiveStream:
-    stream = rig.there("a")
+    stream = rig.created("a")
     for _ in range(4):
         rig.post("a", b"0123456789")
     rig.scheduler.settle()
@@ -54,7 +54,7 @@ def test_damaged_data_is_refused(read: str, monkeypatch: pytest.MonkeyPatch) -> 
     damage(rig, monkeypatch, CorruptError("pack 7 is damaged at byte 12"))
     with pytest.raises(DataCorrupt, match="'a'") as refusal:
         READS[read](rig.engine, stream)
-    assert "pack 7" not in refusal.value.detail, "the place of the damage is only logged"
+    assert "pack 7" not in refusal.value.detail, "the location of the damage is only logged"
 
 
 def test_damage_is_logged_once_per_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -80,7 +80,7 @@ def test_temporary_read_error_is_not_reported_as_corruption(monkeypatch: pytest.
 
 def test_damage_after_the_first_slice_ends_the_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    rig.there("a", b"x" * 600_000)
+    rig.created("a", b"x" * 600_000)
     slices = rig.engine.reader.slices(rig.engine.reader.chunk(rig.engine.look_up("a"), ZERO, 1 << 20))
     damage(rig, monkeypatch, CorruptError("damaged"))
     assert len(next(slices)) == 256 * 1024

@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
 @BOTH
 def test_a_stream_can_be_read_in_pieces_until_its_deletion_is_durable(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    stream = rig.there("a", b"one")
+    stream = rig.created("a", b"one")
     rig.post("a", b"two")
     rig.scheduler.settle()
     rig.delete("a")
@@ -55,8 +55,8 @@ def test_reading_extends_the_ttl_until_the_deletion_is_durable(use: str, has_for
 
 def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:
     rig = Rig()
-    rig.there("a", b"shared")
-    rig.there("b", b"own", source="a")
+    rig.created("a", b"shared")
+    rig.created("b", b"own", source="a")
     rig.delete("a")
     rig.scheduler.settle()
     rig.delete("b")
@@ -66,7 +66,7 @@ def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_failing_reader_does_not_affect_the_others(disk: bool, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(disk=disk)
-    stream = rig.there("a")
+    stream = rig.created("a")
     failing, other = rig.follow(stream), rig.follow(stream)
 
     def fail() -> None:
@@ -82,8 +82,8 @@ def test_failing_reader_does_not_affect_the_others(disk: bool, caplog: pytest.Lo
 
 def test_readers_see_a_source_until_its_deletion_is_durable() -> None:
     rig = Rig()
-    rig.there("a", b"x")
-    rig.there("b", source="a")
+    rig.created("a", b"x")
+    rig.created("b", source="a")
     rig.delete("a")
     assert rig.read("a") == b"x"
 
@@ -93,9 +93,9 @@ def test_readers_see_a_source_until_its_deletion_is_durable() -> None:
 def test_source_stays_410_until_the_deletion_of_its_last_fork_is_durable(commit: CommitMode, expires: bool) -> None:
     """Otherwise a reader could get 404 and, after a crash that loses the fork's deletion, 410 again."""
     rig = Rig(commit=commit)
-    rig.there("a", b"x")
-    rig.there("b", source="a", ttl_secs=1 if expires else None)
-    rig.there("c", source="b", ttl_secs=1 if expires else None)
+    rig.created("a", b"x")
+    rig.created("b", source="a", ttl_secs=1 if expires else None)
+    rig.created("c", source="b", ttl_secs=1 if expires else None)
     rig.delete("a")
     rig.delete("b")
     rig.scheduler.settle()
@@ -120,17 +120,17 @@ def seen_as(rig: Rig, name: str) -> int:
 @pytest.mark.parametrize("forked", [False, True])
 def test_deletion_is_answered_when_it_is_durable(forked: bool) -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     if forked:
-        rig.there("b", source="a")
+        rig.created("b", source="a")
     rig.delete("a")
     assert rig.post("a") == []
 
 
 def test_after_a_failed_write_an_expired_stream_is_not_confirmed() -> None:
     rig = Rig()
-    rig.there("a", ttl_secs=1)
-    rig.there("b")
+    rig.created("a", ttl_secs=1)
+    rig.created("b")
     rig.storage.fails_in = 0
     rig.post("b")
     rig.scheduler.settle()
@@ -140,8 +140,8 @@ def test_after_a_failed_write_an_expired_stream_is_not_confirmed() -> None:
 
 def test_expired_source_with_forks_is_410_from_the_first_look_up() -> None:
     rig = Rig(disk=False, limits=EngineLimits())
-    rig.there("a", ttl_secs=1)
-    rig.there("b", source="a", ttl_secs=60)
+    rig.created("a", ttl_secs=1)
+    rig.created("b", source="a", ttl_secs=60)
     rig.clock.at_ms += 1000
     looks = []
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_expired_source_with_forks_is_410_from_the_first_look_up() -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_reading_a_stream_wakes_no_reader(disk: bool) -> None:
     rig = Rig(disk=disk)
-    stream = rig.there("a", ttl_secs=10)
+    stream = rig.created("a", ttl_secs=10)
     reader = rig.follow(stream)
     rig.clock.at_ms += 5000
     rig.engine.touch(stream)

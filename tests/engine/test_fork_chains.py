@@ -155,7 +155,7 @@ def split(rig: Rig, stream: LiveStream, count: int) -> list[Any]:
 def test_splits_of_a_large_range_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_splits, "SLICE_S", 0.0)
     rig = Rig(disk=False)
-    stream = rig.there("a")
+    stream = rig.created("a")
     for _ in range(50):
         rig.post("a", b"0123456789")
     answers = split(rig, stream, 10)
@@ -170,7 +170,7 @@ def test_splits_of_a_large_range_take_several_turns_of_the_loop(monkeypatch: pyt
 def test_stream_that_ends_while_it_is_split_is_refused(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_splits, "SLICE_S", 0.0)
     rig = Rig(disk=False)
-    stream = rig.there("a")
+    stream = rig.created("a")
     for _ in range(50):
         rig.post("a", b"0123456789")
     answers = split(rig, stream, 10)
@@ -192,7 +192,7 @@ def test_stream_that_ends_while_it_is_split_is_refused(ending: str, monkeypatch:
 
 def test_first_messages_of_a_range() -> None:
     rig = Rig(disk=False)
-    stream = rig.there("a", b"0123456789")
+    stream = rig.created("a", b"0123456789")
     rig.post("a", b"01234")
     reader = rig.engine.reader
     assert reader.first_messages(stream, Offset(0, 0), stream.tail, 1) == Offset(1, 10)
@@ -202,9 +202,9 @@ def test_first_messages_of_a_range() -> None:
 
 def test_deleted_fork_keeps_its_data_while_a_fork_reads_through_it() -> None:
     rig = Rig(disk=False)
-    rig.there("a", b"7")
-    rig.there("b", b"x", source="a")
-    rig.there("c", source="b", offset=str(Offset(1, 1)))
+    rig.created("a", b"7")
+    rig.created("b", b"x", source="a")
+    rig.created("c", source="b", offset=str(Offset(1, 1)))
     rig.delete("b")
     rig.scheduler.settle()
     assert rig.engine.total_bytes == rig.engine.storage_usage().payload_bytes == 2

@@ -54,7 +54,7 @@ def pass_time(rig: Rig, milliseconds: int) -> None:
 @DISK
 def test_expired_lease_appends_its_message_and_closes_the_stream(disk: bool) -> None:
     rig = Rig(disk=disk)
-    reader = rig.follow(rig.there("a", b"x"))
+    reader = rig.follow(rig.created("a", b"x"))
     [view] = acquire(rig, terms())
     assert view == LeaseView("w1", TTL_MS, TTL_MS)
     pass_time(rig, TTL_MS - 1)
@@ -71,7 +71,7 @@ def test_expired_lease_appends_its_message_and_closes_the_stream(disk: bool) -> 
 
 def test_a_renewed_lease_lasts_for_its_full_time_again() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     acquire(rig, terms())
     for _ in range(5):
         pass_time(rig, TTL_MS - 1)
@@ -82,7 +82,7 @@ def test_a_renewed_lease_lasts_for_its_full_time_again() -> None:
 
 def test_an_expired_lease_cannot_be_renewed_before_its_timer_fires() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     acquire(rig, terms())
     rig.clock.at_ms += TTL_MS
     with pytest.raises(LeaseHeld):
@@ -95,7 +95,7 @@ def test_an_expired_lease_cannot_be_renewed_before_its_timer_fires() -> None:
 
 def test_a_released_lease_has_no_effect() -> None:
     rig = Rig()
-    rig.there("a", b"x")
+    rig.created("a", b"x")
     acquire(rig, terms())
     rig.engine.leases.release("a", "w1", lambda _: None)
     rig.scheduler.settle()
@@ -108,7 +108,7 @@ def test_a_released_lease_has_no_effect() -> None:
 
 def test_replaced_lease_sets_no_more_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     acquire(rig, terms())
     pass_time(rig, 1000)
     acquire(rig, terms("w2", ttl_ms=3 * TTL_MS), take_over=True)
@@ -123,12 +123,12 @@ def test_replaced_lease_sets_no_more_timers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rig.scheduler, "later", counted)
     for _ in range(1000):
         pass_time(rig, 1)
-    assert len(delays) < 20, "the first lease has expired, and is not looked at in every iteration of the loop"
+    assert len(delays) < 20, "the first lease has expired, and is not checked in every iteration of the loop"
 
 
 def test_other_writer_gets_a_held_lease_only_by_takeover() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     acquire(rig, terms())
     with pytest.raises(LeaseHeld):
         acquire(rig, terms("w2"))
@@ -143,7 +143,7 @@ def test_other_writer_gets_a_held_lease_only_by_takeover() -> None:
 
 def test_the_holder_may_change_its_terms() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     acquire(rig, terms())
     acquire(rig, terms(ttl_ms=5 * TTL_MS, final=b"later"))
     pass_time(rig, 2 * TTL_MS)
@@ -154,7 +154,7 @@ def test_the_holder_may_change_its_terms() -> None:
 
 def test_lease_does_not_change_a_stream_that_was_closed_or_deleted() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     acquire(rig, terms())
     rig.post("a", b"done", close=True)
     rig.scheduler.settle()
@@ -162,11 +162,11 @@ def test_lease_does_not_change_a_stream_that_was_closed_or_deleted() -> None:
         rig.engine.leases.show("a")
     pass_time(rig, TTL_MS + 1)
     assert rig.read("a") == b"done"
-    rig.there("b")
+    rig.created("b")
     rig.engine.leases.acquire("b", terms(), take_over=False, done=lambda _: None)
     rig.delete("b")
     rig.scheduler.settle()
-    rig.there("b", b"new")
+    rig.created("b", b"new")
     pass_time(rig, TTL_MS + 1)
     assert rig.read("b") == b"new", "the lease belonged to the stream that was deleted"
     assert documents(rig) == []
@@ -174,7 +174,7 @@ def test_lease_does_not_change_a_stream_that_was_closed_or_deleted() -> None:
 
 def test_without_close_the_producer_is_fenced_and_the_stream_stays_open() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     rig.post("a", b"x", ("p", 7, 0))
     acquire(rig, terms(close=False, producer_id="p"))
     pass_time(rig, TTL_MS + 1)
@@ -187,7 +187,7 @@ def test_without_close_the_producer_is_fenced_and_the_stream_stays_open() -> Non
 
 def test_a_lease_survives_a_restart_and_lasts_for_its_full_time_again() -> None:
     rig = Rig()
-    rig.there("a", b"x")
+    rig.created("a", b"x")
     acquire(rig, terms())
     pass_time(rig, TTL_MS - 1)
     restart(rig)
@@ -203,7 +203,7 @@ def test_a_lease_survives_a_restart_and_lasts_for_its_full_time_again() -> None:
 def test_lease_expiry_interrupted_by_a_crash_is_written_once(records: int) -> None:
     """Cut the journal after each record of an expiry: the fencing epoch, the message, the removal of the lease."""
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     rig.post("a", b"x", ("p", 0, 0))
     acquire(rig, terms(close=False, producer_id="p"))
     assert isinstance(rig.backing, JournalBacking)
@@ -219,7 +219,7 @@ def test_lease_expiry_interrupted_by_a_crash_is_written_once(records: int) -> No
 
 def test_expiry_does_not_affect_a_writer_with_a_newer_epoch() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     rig.post("a", b"x", ("p", 0, 0))
     acquire(rig, terms(producer_id="p"))
     rig.engine.leases._by_stream[rig.engine.look_up("a").id].terms = terms(producer_id="p", epoch=1)
@@ -232,8 +232,8 @@ def test_expiry_does_not_affect_a_writer_with_a_newer_epoch() -> None:
 
 def test_lease_expiry_is_retried_when_storage_refuses_it() -> None:
     rig = Rig(disk=False, limits=EngineLimits(max_total_bytes=8_000))
-    rig.there("a")
-    rig.there("b")
+    rig.created("a")
+    rig.created("b")
     acquire(rig, terms(final=b"lost" * 100))
     taken = 8_000 - rig.engine.quota.content_bytes - rig.engine.quota.metadata_bytes - 10
     rig.post("b", b"x" * taken)
@@ -263,8 +263,8 @@ def test_many_leases_that_expire_at_once_are_ended_in_slices() -> None:
 
 def test_leases_are_limited() -> None:
     rig = Rig(limits=EngineLimits(max_leases=1))
-    rig.there("a")
-    rig.there("b")
+    rig.created("a")
+    rig.created("b")
     acquire(rig, terms())
     acquire(rig, terms())
     with pytest.raises(TooManyLeases):
@@ -288,7 +288,7 @@ def test_leases_are_limited() -> None:
 )
 def test_lease_terms_that_cannot_be_applied_are_refused(wrong: LeaseTerms) -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     with pytest.raises(InvalidLease):
         acquire(rig, wrong)
 
@@ -297,6 +297,6 @@ def test_only_an_open_stream_has_a_lease() -> None:
     rig = Rig()
     with pytest.raises(StreamNotFound):
         acquire(rig, terms())
-    rig.there("a", closed=True)
+    rig.created("a", closed=True)
     with pytest.raises(StreamClosed):
         acquire(rig, terms())

@@ -20,7 +20,7 @@ MODES = pytest.mark.parametrize(
 @MODES
 def test_an_append_wakes_a_reader_once(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    reader = rig.follow(rig.there("a"))
+    reader = rig.follow(rig.created("a"))
     rig.post("a", b"one")
     rig.scheduler.settle()
     assert (reader.data, reader.wakes) == (b"one", 1)
@@ -29,7 +29,7 @@ def test_an_append_wakes_a_reader_once(disk: bool, commit: CommitMode) -> None:
 @MODES
 def test_appends_of_one_batch_wake_a_reader_once(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    reader = rig.follow(rig.there("a"))
+    reader = rig.follow(rig.created("a"))
     for body in (b"1", b"2", b"3"):
         rig.post("a", body)
     rig.scheduler.settle()
@@ -40,7 +40,7 @@ def test_appends_of_one_batch_wake_a_reader_once(disk: bool, commit: CommitMode)
 @MODES
 def test_close_wakes_readers_together_with_the_last_message(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    reader = rig.follow(rig.there("a"))
+    reader = rig.follow(rig.created("a"))
     rig.post("a", b"last", close=True)
     rig.scheduler.settle()
     assert (reader.data, reader.closed) == (b"last", True)
@@ -48,7 +48,7 @@ def test_close_wakes_readers_together_with_the_last_message(disk: bool, commit: 
 
 def test_readers_are_not_woken_before_data_is_durable() -> None:
     rig = Rig(commit="thread")
-    reader = rig.follow(rig.there("a"))
+    reader = rig.follow(rig.created("a"))
     rig.post("a", b"one")
     assert reader.wakes == 0
     rig.scheduler.tick()
@@ -68,7 +68,7 @@ def test_many_readers_are_woken_in_slices(disk: bool, commit: CommitMode, monkey
     """Waking a reader may take 80 microseconds, so 10,000 of them would block the loop for most of a second."""
     monkeypatch.setattr(slices, "STEPS_MAX", 50)
     rig = Rig(disk=disk, commit=commit)
-    readers = many_readers(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    readers = many_readers(rig, rig.created("a"), 3 * AT_ONCE_MAX)
     rig.post("a", b"one")
     woken = [0]
     while woken[-1] < len(readers):
@@ -84,7 +84,7 @@ def test_many_readers_are_woken_in_slices(disk: bool, commit: CommitMode, monkey
 def test_append_while_many_readers_are_woken_reaches_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "STEPS_MAX", 50)
     rig = Rig(disk=False)
-    readers = many_readers(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    readers = many_readers(rig, rig.created("a"), 3 * AT_ONCE_MAX)
     rig.post("a", b"one")
     rig.scheduler.tick()
     rig.post("a", b"two")
@@ -97,7 +97,7 @@ def test_append_while_many_readers_are_woken_reaches_all_of_them(monkeypatch: py
 def test_end_of_a_stream_reaches_many_readers_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "STEPS_MAX", 50)
     rig = Rig(disk=False)
-    readers = many_readers(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    readers = many_readers(rig, rig.created("a"), 3 * AT_ONCE_MAX)
     rig.delete("a")
     rig.scheduler.tick()
     assert 0 < sum(reader.refusal is not None for reader in readers) <= 100
@@ -112,7 +112,7 @@ STEPS = ("post", "tick", "work", "report", "post", "tick", "work", "report")
 @pytest.mark.parametrize("when", range(len(STEPS) + 1))
 def test_no_wake_up_is_missed_whenever_a_reader_joins(commit: CommitMode, when: int) -> None:
     rig = Rig(commit=commit)
-    stream = rig.there("a")
+    stream = rig.created("a")
     reader = None
     for at, step in enumerate((*STEPS, "end")):
         if at == when:
@@ -133,7 +133,7 @@ def test_no_wake_up_is_missed_whenever_a_reader_joins(commit: CommitMode, when: 
 )
 def test_no_interleaving_of_writers_readers_and_the_disk_loses_anything(order: tuple[str, ...]) -> None:
     rig = Rig(commit="thread")
-    stream = rig.there("a")
+    stream = rig.created("a")
     readers = []
     for step in order:
         if step == "post":
@@ -152,8 +152,8 @@ def test_no_interleaving_of_writers_readers_and_the_disk_loses_anything(order: t
 @MODES
 def test_readers_of_other_streams_are_not_woken(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    rig.there("a")
-    other = rig.follow(rig.there("b"))
+    rig.created("a")
+    other = rig.follow(rig.created("b"))
     rig.post("a", b"x")
     rig.delete("a")
     rig.scheduler.settle()
@@ -163,8 +163,8 @@ def test_readers_of_other_streams_are_not_woken(disk: bool, commit: CommitMode) 
 @MODES
 def test_source_appends_neither_reach_nor_wake_readers_of_a_fork(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    rig.there("a", b"shared")
-    fork = rig.follow(rig.there("b", source="a"), from_start=True)
+    rig.created("a", b"shared")
+    fork = rig.follow(rig.created("b", source="a"), from_start=True)
     rig.post("a", b"later", close=True)
     rig.scheduler.settle()
     assert (fork.data, fork.wakes, fork.closed) == (b"shared", 0, False)
@@ -173,8 +173,8 @@ def test_source_appends_neither_reach_nor_wake_readers_of_a_fork(disk: bool, com
 @MODES
 def test_fork_appends_neither_reach_nor_wake_readers_of_the_source(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    source = rig.follow(rig.there("a", b"shared"))
-    rig.there("b", b"own", source="a")
+    source = rig.follow(rig.created("a", b"shared"))
+    rig.created("b", b"own", source="a")
     rig.post("b", b"more")
     rig.scheduler.settle()
     assert (source.data, source.wakes) == (b"", 0)
@@ -183,8 +183,8 @@ def test_fork_appends_neither_reach_nor_wake_readers_of_the_source(disk: bool, c
 @MODES
 def test_deleting_the_source_leaves_readers_of_the_fork_reading(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    source = rig.follow(rig.there("a", b"shared"))
-    fork = rig.follow(rig.there("b", source="a"), from_start=True)
+    source = rig.follow(rig.created("a", b"shared"))
+    fork = rig.follow(rig.created("b", source="a"), from_start=True)
     rig.delete("a")
     rig.scheduler.settle()
     rig.post("b", b"+")
@@ -196,7 +196,7 @@ def test_deleting_the_source_leaves_readers_of_the_fork_reading(disk: bool, comm
 @MODES
 def test_deletion_ends_every_reader_once(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    stream = rig.there("a")
+    stream = rig.created("a")
     readers = [rig.follow(stream) for _ in range(3)]
     rig.delete("a")
     rig.scheduler.settle()
@@ -207,7 +207,7 @@ def test_deletion_ends_every_reader_once(disk: bool, commit: CommitMode) -> None
 
 def test_readers_continue_until_the_deletion_is_durable() -> None:
     rig = Rig(commit="thread")
-    reader = rig.follow(rig.there("a"))
+    reader = rig.follow(rig.created("a"))
     rig.delete("a")
     for step in (rig.scheduler.tick, rig.scheduler.work):
         step()
@@ -219,7 +219,7 @@ def test_readers_continue_until_the_deletion_is_durable() -> None:
 @MODES
 def test_absolute_expiry_ends_readers_without_a_request(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    reader = rig.follow(rig.there("a", b"", expires_at_ms=1_800_000_002_000))
+    reader = rig.follow(rig.created("a", b"", expires_at_ms=1_800_000_002_000))
     ends = []
     for wait_ms in (1999, 1001):
         rig.scheduler.advance(wait_ms)
@@ -231,7 +231,7 @@ def test_absolute_expiry_ends_readers_without_a_request(disk: bool, commit: Comm
 @MODES
 def test_reader_of_a_deleted_stream_is_not_woken_by_its_successor(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    reader = rig.follow(rig.there("a", b"old"))
+    reader = rig.follow(rig.created("a", b"old"))
     rig.delete("a")
     rig.put("a", b"new")
     rig.post("a", b"newer")
@@ -242,7 +242,7 @@ def test_reader_of_a_deleted_stream_is_not_woken_by_its_successor(disk: bool, co
 
 def test_readers_that_leave_while_others_are_woken_are_not_woken() -> None:
     rig = Rig()
-    stream = rig.there("a")
+    stream = rig.created("a")
     last = rig.follow(stream)
     first = rig.follow(stream)
     first.wake = lambda: rig.engine.unfollow(stream, first)  # type: ignore[method-assign]
@@ -254,7 +254,7 @@ def test_readers_that_leave_while_others_are_woken_are_not_woken() -> None:
 
 def test_shared_frame_is_freed_with_the_last_reader() -> None:
     rig = Rig()
-    stream = rig.there("a")
+    stream = rig.created("a")
     reader = rig.follow(stream)
     stream.frame = object()
     rig.engine.unfollow(stream, reader)
@@ -265,7 +265,7 @@ def test_shared_frame_is_freed_with_the_last_reader() -> None:
 @MODES
 def test_refused_or_duplicate_append_does_not_wake_readers(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
-    stream = rig.there("a")
+    stream = rig.created("a")
     rig.post("a", b"x", ("p", 0, 0))
     rig.scheduler.settle()
     reader = rig.follow(stream)

@@ -35,7 +35,7 @@ def pass_days(rig: Rig, days: float) -> None:
 @DISK
 def test_producer_beyond_the_limit_is_refused_while_all_are_in_use(disk: bool) -> None:
     rig = Rig(disk=disk, limits=LIMITS)
-    rig.there("a")
+    rig.created("a")
     assert producing(rig, "p", "q", "r") == [None, None, None]
     pass_days(rig, 6.99)
     refused = rig.post("a", b"x", ("s", 0, 0))
@@ -49,7 +49,7 @@ def test_producer_beyond_the_limit_is_refused_while_all_are_in_use(disk: bool) -
 @DISK
 def test_producers_idle_for_seven_days_make_room_at_the_limit(disk: bool) -> None:
     rig = Rig(disk=disk, limits=LIMITS)
-    rig.there("a")
+    rig.created("a")
     producing(rig, "p", "q", "r")
     pass_days(rig, 4)
     assert producing(rig, "q", seq=1) == [None]
@@ -63,7 +63,7 @@ def test_producers_idle_for_seven_days_make_room_at_the_limit(disk: bool) -> Non
 @DISK
 def test_refused_producer_is_accepted_as_soon_as_another_has_been_idle(disk: bool) -> None:
     rig = Rig(disk=disk, limits=LIMITS)
-    rig.there("a")
+    rig.created("a")
     producing(rig, "p", "q", "r")
     pass_days(rig, 5)
     assert producing(rig, "s") == [413]
@@ -73,7 +73,7 @@ def test_refused_producer_is_accepted_as_soon_as_another_has_been_idle(disk: boo
 
 def test_idle_producers_below_the_limit_are_kept() -> None:
     rig = Rig(limits=LIMITS)
-    rig.there("a")
+    rig.created("a")
     producing(rig, "p", "q")
     pass_days(rig, 400)
     assert producing(rig, "r") == [None]
@@ -84,7 +84,7 @@ def test_idle_producers_below_the_limit_are_kept() -> None:
 
 def test_time_of_last_use_and_evictions_survive_a_restart() -> None:
     rig = Rig(limits=LIMITS)
-    rig.there("a")
+    rig.created("a")
     producing(rig, "p", "q", "r")
     pass_days(rig, 7)
     producing(rig, "s", "t")
@@ -111,7 +111,7 @@ def test_state_of_an_earlier_release_counts_as_used_when_the_stream_was_last_wri
 
 def test_clock_jump_evicts_nothing() -> None:
     rig = Rig(limits=LIMITS)
-    rig.there("a")
+    rig.created("a")
     producing(rig, "p", "q", "r")
     before_ms = rig.clock.now_ms()
     pass_days(rig, 400)

@@ -1,4 +1,4 @@
-"""Metadata counts: streams, producers and documents are limited like content, and are given back."""
+"""Metadata of streams, producers and documents is limited like content, and freed with them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def test_empty_streams_are_limited(disk: bool, limit: str) -> None:
     )
     rig = Rig(disk=disk, limits=limits)
     for name in ("a", "b", "c"):
-        rig.there(name)
+        rig.created(name)
     refused = rig.put("d")
     assert status(refused) == 413
     assert isinstance(refused[0], MemoryFull)
     rig.delete("a")
     rig.scheduler.settle()
-    rig.there("d")
+    rig.created("d")
 
 
 @DISK
 def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> None:
     rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a")))
-    rig.there("a", b"x" * 100_000)
+    rig.created("a", b"x" * 100_000)
     rig.post("a", b"x" * 100_000)
     rig.scheduler.settle()
     assert rig.engine.total_bytes == 200_000
@@ -44,9 +44,9 @@ def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> Non
 
 
 @DISK
-def test_producers_count(disk: bool) -> None:
+def test_producers_count_as_metadata(disk: bool) -> None:
     rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a") + 2 * PRODUCER_BYTES))
-    rig.there("a")
+    rig.created("a")
     answers = [rig.post("a", b"x", (producer, 0, 0)) for producer in ("p", "q")]
     rig.scheduler.settle()
     assert [status(each) for each in answers] == [None, None]
@@ -56,16 +56,16 @@ def test_producers_count(disk: bool) -> None:
     assert status(again) is None
 
 
-def test_names_count() -> None:
+def test_names_count_as_metadata() -> None:
     assert stream_bytes("x" * 1000) == STREAM_BYTES + 1000
 
 
 @DISK
 def test_deletions_free_their_metadata(disk: bool) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", b"x")
-    rig.there("b", source="a")
-    rig.there("expiring", ttl_secs=1)
+    rig.created("a", b"x")
+    rig.created("b", source="a")
+    rig.created("expiring", ttl_secs=1)
     for name in ("a", "b"):
         rig.post(name, b"x", ("p", 0, 0))
     buckets: list[object] = []
@@ -84,10 +84,10 @@ def test_deletions_free_their_metadata(disk: bool) -> None:
     assert (rig.engine.quota.metadata_bytes, rig.engine.total_bytes) == (0, 0)
 
 
-def test_restart_counts_the_same() -> None:
+def test_usage_is_the_same_after_a_restart() -> None:
     rig = Rig()
-    rig.there("a", b"x")
-    rig.there("b", source="a")
+    rig.created("a", b"x")
+    rig.created("b", source="a")
     rig.post("b", b"x", ("p", 0, 0))
     rig.engine.put_document("key", b"value", None, None)
     rig.engine.put_document("key", b"longer value", None, None)

@@ -99,9 +99,9 @@ def test_registry_with_mostly_stale_events_is_replaced_at_the_next_start(monkeyp
     rig = RestartableRig()
     rig.restart()
     for number in range(200):
-        rig.there(f"n{number}")
+        rig.created(f"n{number}")
         rig.delete(f"n{number}")
-    rig.there("kept")
+    rig.created("kept")
     rig.scheduler.settle()
     assert len(rig.events()) == 401
     rig.restart()
@@ -119,13 +119,13 @@ def test_registry_with_forks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) ->
     rig.restart()
     rig.scheduler.settle()
     for number in range(50):
-        rig.there(f"n{number}")
+        rig.created(f"n{number}")
         rig.delete(f"n{number}")
     rig.scheduler.settle()
-    rig.there("fork", source=REGISTRY_NAME)
+    rig.created("fork", source=REGISTRY_NAME)
     rig.restart()
     rig.scheduler.settle()
-    rig.there("later")
+    rig.created("later")
     rig.scheduler.settle()
     assert rig.listed() == {"fork", "later"}
 
@@ -133,7 +133,7 @@ def test_registry_with_forks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) ->
 def test_damaged_registry_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = RestartableRig()
     rig.restart()
-    rig.there("a")
+    rig.created("a")
     rig.scheduler.settle()
     rig.restart(with_registry=False)
     rig.scheduler.settle()
@@ -165,7 +165,7 @@ def test_event_that_could_not_be_written_is_written_later(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("operation", ["append", "close", "create", "delete"])
-def test_only_the_server_writes_to_it(operation: str) -> None:
+def test_clients_cannot_write_to_the_registry(operation: str) -> None:
     rig = RestartableRig()
     rig.restart()
     rig.scheduler.settle()

@@ -1,4 +1,4 @@
-"""Floors: through any history of forks, every byte that can still be read is stored, and every other one is freed."""
+"""Floors: after any history of forks, exactly the bytes that can still be read are stored."""
 
 from __future__ import annotations
 

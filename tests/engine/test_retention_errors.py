@@ -74,7 +74,7 @@ class RestartableRig(Rig):
 def test_damaged_stream_does_not_keep_others_from_retention(caplog: pytest.LogCaptureFixture) -> None:
     rig = RestartableRig()
     for name in NAMES:
-        rig.there(name)
+        rig.created(name)
     rig.inner.damaged = rig.engine.look_up("damaged").id
     with caplog.at_level(logging.ERROR, "headwater.engine"):
         rig.grow()
@@ -91,7 +91,7 @@ def test_damaged_stream_does_not_keep_others_from_retention(caplog: pytest.LogCa
 def test_damaged_stream_does_not_stop_the_start() -> None:
     rig = RestartableRig()
     for name in NAMES:
-        rig.there(name)
+        rig.created(name)
     rig.grow()
     rig.run_retention(1)
     storage = DamagedStorage(rig.journal)

@@ -42,7 +42,7 @@ def longest_tick(server: SimulatedServer, until: Callable[[], object]) -> float:
         began = time.thread_time()
         server.scheduler.tick()
         longest = max(longest, time.thread_time() - began)
-    raise AssertionError("it never happens")
+    raise AssertionError("the condition did not become true")
 
 
 def linked_server(subscriptions: int, streams: int) -> SimulatedServer:

@@ -27,9 +27,9 @@ def alive(rig: Rig, name: str = "a") -> bool:
 
 
 @DISK
-def test_stream_is_gone_the_moment_its_window_ends(disk: bool) -> None:
+def test_stream_is_404_as_soon_as_its_window_ends(disk: bool) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", b"x", ttl_secs=2)
+    rig.created("a", b"x", ttl_secs=2)
     rig.clock.at_ms += 1999
     assert alive(rig)
     rig.clock.at_ms += 1
@@ -41,7 +41,7 @@ def test_stream_is_gone_the_moment_its_window_ends(disk: bool) -> None:
 @DISK
 def test_name_of_an_expired_stream_is_free_at_once(disk: bool) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", b"old", ttl_secs=2)
+    rig.created("a", b"old", ttl_secs=2)
     rig.clock.at_ms += 2000
     rig.put("a", b"new")
     rig.scheduler.settle()
@@ -52,8 +52,8 @@ def test_name_of_an_expired_stream_is_free_at_once(disk: bool) -> None:
 def test_sweeper_frees_expired_streams_without_a_request(disk: bool) -> None:
     rig = Rig(disk=disk)
     for number in range(5):
-        rig.there(f"n{number}", b"x" * 10, ttl_secs=2)
-    rig.there("kept", b"y")
+        rig.created(f"n{number}", b"x" * 10, ttl_secs=2)
+    rig.created("kept", b"y")
     rig.scheduler.advance(3001)
     rig.scheduler.settle()
     assert set(rig.engine.catalog.by_name) == {"kept"}
@@ -65,7 +65,7 @@ def test_sweeper_frees_expired_streams_without_a_request(disk: bool) -> None:
 @pytest.mark.parametrize("use", ["read", "post"])
 def test_read_within_the_window_extends_the_ttl(disk: bool, use: str) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", b"x", ttl_secs=2)
+    rig.created("a", b"x", ttl_secs=2)
     for _ in range(5):
         rig.scheduler.advance(1500)
         rig.read("a") if use == "read" else rig.post("a")
@@ -78,7 +78,7 @@ def test_read_within_the_window_extends_the_ttl(disk: bool, use: str) -> None:
 @DISK
 def test_head_refusals_and_repeated_puts_do_not_extend_the_ttl(disk: bool) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", ttl_secs=2)
+    rig.created("a", ttl_secs=2)
     rig.clock.at_ms += 1500
     rig.engine.look_up("a")
     assert status(rig.post("a", b"")) == 400
@@ -90,7 +90,7 @@ def test_head_refusals_and_repeated_puts_do_not_extend_the_ttl(disk: bool) -> No
 @DISK
 def test_absolute_expiry_is_not_extended(disk: bool) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", expires_at_ms=START_MS + 2000)
+    rig.created("a", expires_at_ms=START_MS + 2000)
     rig.clock.at_ms = START_MS + 1999
     rig.read("a")
     rig.post("a")
@@ -151,7 +151,7 @@ def record(steps: list[str], name: str, step: Callable[..., bool], *arguments: f
 
 def test_reads_are_saved_once_per_share_of_the_window() -> None:
     rig = Rig()
-    rig.there("a", ttl_secs=16)
+    rig.created("a", ttl_secs=16)
     before = len(rig.storage.batches)
     for _ in range(4 * TOUCH_SHARE):
         rig.clock.at_ms += 250
@@ -162,7 +162,7 @@ def test_reads_are_saved_once_per_share_of_the_window() -> None:
 
 def test_a_read_of_a_stream_without_a_window_writes_nothing() -> None:
     rig = Rig()
-    rig.there("a")
+    rig.created("a")
     before = len(rig.storage.batches)
     rig.clock.at_ms += 10**9
     rig.read("a")
@@ -175,7 +175,7 @@ def test_restart_does_not_shorten_a_ttl_window() -> None:
     backing, clock = JournalBacking(), ManualClock()
     rig = Rig()
     rig.storage._inner = backing.open()
-    rig.there("a", ttl_secs=16)
+    rig.created("a", ttl_secs=16)
     created_ms = rig.clock.at_ms
     rig.clock.at_ms += 900
     rig.read("a")
@@ -197,7 +197,7 @@ def test_restart_does_not_shorten_a_ttl_window() -> None:
 @DISK
 def test_a_live_reader_keeps_a_sliding_window_open_until_it_leaves(disk: bool) -> None:
     rig = Rig(disk=disk)
-    stream = rig.there("a", ttl_secs=3)
+    stream = rig.created("a", ttl_secs=3)
     reader, other = rig.follow(stream), rig.follow(stream)
     rig.scheduler.advance(10_000)
     rig.engine.unfollow(stream, other)
@@ -214,7 +214,7 @@ def test_a_live_reader_keeps_a_sliding_window_open_until_it_leaves(disk: bool) -
 
 def test_live_reader_does_not_delay_an_absolute_expiry() -> None:
     rig = Rig()
-    reader = rig.follow(rig.there("a", expires_at_ms=rig.clock.at_ms + 3000))
+    reader = rig.follow(rig.created("a", expires_at_ms=rig.clock.at_ms + 3000))
     rig.scheduler.advance(4001)
     rig.scheduler.settle()
     assert reader.refusal is not None
@@ -223,7 +223,7 @@ def test_live_reader_does_not_delay_an_absolute_expiry() -> None:
 def test_subscription_follower_does_not_extend_the_ttl() -> None:
     """A subscription follows its streams without end."""
     rig = Rig()
-    stream = rig.there("a", ttl_secs=3)
+    stream = rig.created("a", ttl_secs=3)
     waiting = Reader(rig, stream, stream.tail)
     rig.engine.follow(stream, waiting, reading=False)
     rig.scheduler.advance(4001)
@@ -236,7 +236,7 @@ def test_a_live_readers_window_survives_a_crash() -> None:
     backing, clock = JournalBacking(), ManualClock()
     rig = Rig()
     rig.storage._inner = backing.open()
-    rig.follow(rig.there("a", ttl_secs=16))
+    rig.follow(rig.created("a", ttl_secs=16))
     rig.scheduler.advance(100_000)
     rig.scheduler.settle()
     clock.at_ms = rig.clock.at_ms
@@ -251,8 +251,8 @@ def test_a_live_readers_window_survives_a_crash() -> None:
 @DISK
 def test_a_source_that_expires_keeps_its_bytes_for_its_forks(disk: bool) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", b"shared", ttl_secs=2)
-    rig.there("b", b"own", source="a", ttl_secs=60)
+    rig.created("a", b"shared", ttl_secs=2)
+    rig.created("b", b"own", source="a", ttl_secs=60)
     rig.scheduler.advance(4000)
     rig.scheduler.settle()
     assert status(rig.post("a")) == 410
@@ -267,8 +267,8 @@ def test_a_source_that_expires_keeps_its_bytes_for_its_forks(disk: bool) -> None
 @pytest.mark.parametrize("reading", ["a", "b"])
 def test_fork_has_its_own_ttl_window(disk: bool, reading: str) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", b"x", ttl_secs=2)
-    rig.there("b", source="a")
+    rig.created("a", b"x", ttl_secs=2)
+    rig.created("b", source="a")
     rig.scheduler.advance(1500)
     rig.read(reading)
     rig.scheduler.advance(1499)

@@ -280,7 +280,7 @@ def test_the_time_limit_covers_the_whole_call() -> None:
         async def work() -> None:
             caller = Webhooks(concurrency=1, allow_local=True)
             answer = await call(caller, f"http://127.0.0.1:{receiver.port}/", timeout_s=0.4)
-            assert answer == Answer(False, reason="no answer within 0.4 s")
+            assert answer == Answer(False, reason="no response within 0.4 s")
             await caller.stop()
 
         run(work)

@@ -44,7 +44,7 @@ def test_a_page_of_another_site_cannot_change_anything(stream: Stream, method: s
     assert stream.content() == b"kept"
 
 
-def test_a_page_of_another_site_cannot_read_answers(stream: Stream) -> None:
+def test_page_of_another_site_cannot_read_responses(stream: Stream) -> None:
     stream.create("secret")
     answer = stream.get(headers={"Origin": EVIL})
     assert "access-control-allow-origin" not in answer.headers

@@ -13,7 +13,7 @@ from tests.http.raw import chunked, connect
 from tests.serving import Server
 
 
-def test_an_append_answers_204_with_the_new_tail(stream: Stream) -> None:
+def test_append_is_204_with_the_new_tail(stream: Stream) -> None:
     stream.create()
     appended = stream.post("hello world")
     assert (appended.status_code, appended.content) == (204, b"")
@@ -65,12 +65,12 @@ def test_case_and_parameters_of_the_content_type_do_not_matter(stream: Stream, c
     assert stream.content() == b"a"
 
 
-def test_an_append_to_no_stream_is_404(stream: Stream) -> None:
+def test_append_to_a_missing_stream_is_404(stream: Stream) -> None:
     assert_problem(stream.post("x"), 404, "stream_not_found")
     assert not stream.exists()
 
 
-def test_every_byte_value_survives(stream: Stream) -> None:
+def test_every_byte_value_is_stored(stream: Stream) -> None:
     stream.create(headers={"Content-Type": "application/octet-stream"})
     everything = bytes(range(256))
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_an_acknowledged_append_is_seen_by_every_later_read(server: Server, stre
             assert read.headers["stream-next-offset"] == returned
 
 
-def test_stream_seq_must_grow_byte_by_byte(stream: Stream) -> None:
+def test_stream_seq_must_increase_bytewise(stream: Stream) -> None:
     stream.create()
     stream.append("a", headers={"Stream-Seq": "09"})
     stream.append("b", headers={"Stream-Seq": "10"})

@@ -77,7 +77,7 @@ def test_read_since_a_time_begins_with_the_first_message_that_arrived_then(
     assert later.headers["stream-up-to-date"] == "true"
 
 
-def test_head_with_since_answers_the_offset_of_a_time(hourly: tuple[Stream, list[int]]) -> None:
+def test_head_with_since_returns_the_offset_of_a_time(hourly: tuple[Stream, list[int]]) -> None:
     stream, times = hourly
     found = stream.http.head(stream.path, params={"since": str(times[1])}).headers
     assert found["stream-since-offset"].startswith(offset(1, 9))

@@ -77,14 +77,14 @@ def test_3_2_the_snapshot_comes_first_then_every_update_after_it(log_stream: Buc
     assert log_stream.parts() == [MimePart("text/x-state", b"all")]
 
 
-def test_3_2_an_empty_snapshot_is_a_snapshot(log_stream: BucketStream) -> None:
+def test_3_2_empty_snapshot_is_sent_as_a_snapshot(log_stream: BucketStream) -> None:
     log_stream.publish(TWO, b"", "text/x-empty")
     response = log_stream.bootstrap()
     assert response.headers["stream-snapshot-offset"] == TWO
     assert parts_of(response) == [MimePart("text/x-empty", b""), *text("three")]
 
 
-def test_3_2_the_wire_form_is_that_of_the_example(log_stream: BucketStream) -> None:
+def test_3_2_body_is_formatted_like_the_example(log_stream: BucketStream) -> None:
     log_stream.publish(TWO, "state", "text/x-state")
     response = log_stream.bootstrap()
     found = re.fullmatch(r"multipart/mixed; boundary=(\S+)", response.headers["content-type"])
@@ -170,16 +170,16 @@ def test_3_2_head_has_the_length_and_no_body(log_stream: BucketStream) -> None:
     assert response.headers["stream-snapshot-offset"] == "-1"
 
 
-def test_3_2_no_stream_is_404(bucket: Bucket) -> None:
+def test_3_2_missing_stream_is_404(bucket: Bucket) -> None:
     assert_problem(bucket.stream("none").bootstrap(), 404, "stream_not_found")
 
 
-def test_3_2_no_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
+def test_3_2_missing_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
     assert_problem(Bucket(client, bucket_id).stream("none").bootstrap(), 404, "bucket_not_found")
 
 
 @pytest.mark.parametrize("kind", ["application/json", OCTETS])
-def test_3_2_a_long_answer_is_the_same_as_a_short_one(bucket: Bucket, kind: str) -> None:
+def test_3_2_long_response_equals_a_short_one(bucket: Bucket, kind: str) -> None:
     """Messages of sizes around the slice size of a long answer, after a large snapshot."""
     stream = bucket.stream("long", kind).create()
     stream.append(b'"first"' if kind != OCTETS else b"first")
@@ -231,7 +231,7 @@ def test_3_2_the_state_is_fixed_when_the_request_is_received(server: Server, buc
     assert [part.body for part in stream.parts()] == [b"new state"]
 
 
-def test_3_2_a_stream_that_is_deleted_meanwhile_cuts_the_answer_off(server: Server, bucket: Bucket) -> None:
+def test_3_2_response_is_cut_off_when_its_stream_is_deleted(server: Server, bucket: Bucket) -> None:
     stream = bucket.stream("deleted", OCTETS).create()
     for number in range(90):
         stream.append(bytes([number]) * 100_000)
@@ -244,7 +244,7 @@ def test_3_2_a_stream_that_is_deleted_meanwhile_cuts_the_answer_off(server: Serv
             b"".join(connection.body_pieces(fields))
 
 
-def test_3_2_readers_that_disconnect_release_what_they_held(server: Server, bucket: Bucket) -> None:
+def test_3_2_disconnected_readers_release_their_pins(server: Server, bucket: Bucket) -> None:
     """A bootstrap that is not read to its end must not keep data from being freed."""
 
     def held() -> int:
@@ -323,14 +323,16 @@ def test_3_4_a_fork_before_the_snapshot_is_410(bucket: Bucket, log_stream: Bucke
     assert bucket.stream("fork").parts()[1:] == []
 
 
-def test_3_4_a_fork_that_could_not_bootstrap_is_refused(log_stream: BucketStream, stream: Stream) -> None:
+def test_3_4_fork_that_cannot_be_bootstrapped_is_refused(log_stream: BucketStream, stream: Stream) -> None:
     """The base surface has no bootstrap, so a stream that begins with a snapshot cannot be forked there."""
     log_stream.publish(TWO, "state")
     assert_problem(stream.put(headers={"Stream-Forked-From": log_stream.path}), 409, "conflict")
     assert not stream.exists()
 
 
-def test_3_4_a_fork_within_a_message_bootstraps_with_the_part_it_has(bucket: Bucket, log_stream: BucketStream) -> None:
+def test_3_4_fork_within_a_message_bootstraps_with_its_part_of_the_message(
+    bucket: Bucket, log_stream: BucketStream
+) -> None:
     headers = {"Stream-Forked-From": log_stream.path, "Stream-Fork-Offset": TWO, "Stream-Fork-Sub-Offset": "3"}
     fork = bucket.stream("fork").create(headers=headers)
     fork.append("!")

@@ -105,7 +105,7 @@ def test_1_1_a_slash_a_nul_or_two_dots_in_a_stream_id_are_400(
 
 
 @pytest.mark.parametrize("path", ["a/b", "a/b/c", "a/", "", "a/snapshot/x/y", "a/bootstrap/x", "a//b"])
-def test_1_1_a_path_that_names_nothing_below_a_stream_is_400(server: Server, bucket: Bucket, path: str) -> None:
+def test_1_1_unknown_path_below_a_stream_is_400(server: Server, bucket: Bucket, path: str) -> None:
     assert request_path(server, "PUT", f"{bucket.path}/{path}")[0] == 400
     assert bucket.count() == 0
 

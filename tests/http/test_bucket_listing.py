@@ -97,7 +97,7 @@ def test_1_4_after_is_an_exclusive_cursor(bucket: Bucket) -> None:
     assert bucket.ids(after="A") == ["a", "b", "c", "d"]
 
 
-def test_1_4_prefix_and_after_go_together(bucket: Bucket) -> None:
+def test_1_4_prefix_and_after_can_be_combined(bucket: Bucket) -> None:
     for stream_id in ("a1", "a2", "a3", "b1"):
         bucket.stream(stream_id).create()
     assert bucket.ids(prefix="a", after="a1") == ["a2", "a3"]
@@ -148,7 +148,7 @@ def test_1_4_a_malformed_query_is_400(server: Server, bucket: Bucket) -> None:
         assert request_path(server, "GET", f"{bucket.path}/streams?{query}")[0] == 400
 
 
-def test_1_4_no_such_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
+def test_1_4_missing_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
     assert_problem(client.get(f"/ds/{bucket_id}/streams"), 404, "bucket_not_found")
 
 

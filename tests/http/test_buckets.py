@@ -53,7 +53,7 @@ def test_1_2_racing_creates_make_one_bucket(client: httpx.Client, server: Server
 # -- 1.3 bucket metadata
 
 
-def test_1_3_metadata_tells_the_id_and_the_number_of_streams(bucket: Bucket) -> None:
+def test_1_3_metadata_has_the_id_and_the_number_of_streams(bucket: Bucket) -> None:
     response = bucket.get()
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
@@ -69,7 +69,7 @@ def test_1_3_metadata_tells_the_id_and_the_number_of_streams(bucket: Bucket) -> 
     assert bucket.http.head(bucket.path).status_code == 200
 
 
-def test_1_3_no_such_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
+def test_1_3_missing_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
     assert_problem(client.get(f"/ds/{bucket_id}"), 404, "bucket_not_found")
 
 
@@ -105,7 +105,7 @@ def test_1_5_an_empty_bucket_is_deleted_with_204(client: httpx.Client, bucket: B
     assert bucket.create().count() == 0
 
 
-def test_1_5_no_such_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
+def test_1_5_missing_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
     assert_problem(client.delete(f"/ds/{bucket_id}"), 404, "bucket_not_found")
 
 

@@ -40,7 +40,7 @@ def test_t12_an_etag_varies_with_the_stream(client: httpx.Client, stream_name: C
     assert one.get().headers["etag"] != other.get().headers["etag"]
 
 
-def test_t11_a_successor_of_the_same_size_is_not_mistaken_for_the_deleted(stream: Stream) -> None:
+def test_t11_etag_of_a_recreated_stream_of_the_same_size_differs(stream: Stream) -> None:
     stream.create("first data")
     etag = stream.get().headers["etag"]
     stream.delete()
@@ -95,7 +95,7 @@ def test_t15_304_carries_the_stream_headers_and_no_body(server: Server, stream: 
     assert unchanged.header("stream-closed") is None
 
 
-def test_t15_304_of_a_closed_stream_says_closed(stream: Stream) -> None:
+def test_t15_304_of_a_closed_stream_reports_closure(stream: Stream) -> None:
     stream.create("data", headers={"Stream-Closed": "true"})
     etag = stream.get().headers["etag"]
     unchanged = stream.get(headers={"If-None-Match": etag})
@@ -134,7 +134,7 @@ def test_t14_one_strong_etag_never_names_two_encodings(stream: Stream) -> None:
         assert "accept-encoding" in other.headers["vary"].lower()
 
 
-def test_by_default_nothing_may_be_stored(stream: Stream) -> None:
+def test_responses_are_not_cacheable_by_default(stream: Stream) -> None:
     created = stream.put("data")
     answers = [created, stream.get(), stream.head(), stream.post("x"), stream.get(offset="garbage")]
     answers += [stream.get(offset="now"), stream.delete(), stream.get()]

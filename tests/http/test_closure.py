@@ -62,7 +62,7 @@ def test_t27_stream_closed_is_true_in_any_case(stream: Stream, value: str) -> No
     assert stream.head().headers["stream-closed"] == "true"
 
 
-def test_t27_white_space_around_the_value_is_not_part_of_it(server: Server, stream: Stream) -> None:
+def test_t27_whitespace_around_the_value_is_ignored(server: Server, stream: Stream) -> None:
     stream.create()
     with connect(server) as connection:
         connection.request("POST", stream.path, headers={"Stream-Closed": " \ttrue\t "})
@@ -70,7 +70,7 @@ def test_t27_white_space_around_the_value_is_not_part_of_it(server: Server, stre
 
 
 @pytest.mark.parametrize("value", ["false", "yes", "1", "", "truee", "true, true", '"true"'])
-def test_t27_any_other_value_of_stream_closed_is_as_if_absent(stream: Stream, value: str) -> None:
+def test_t27_other_values_of_stream_closed_are_ignored(stream: Stream, value: str) -> None:
     created = stream.put(headers={"Stream-Closed": value})
     assert created.status_code == 201
     assert "stream-closed" not in created.headers
@@ -81,7 +81,7 @@ def test_t27_any_other_value_of_stream_closed_is_as_if_absent(stream: Stream, va
     assert "stream-closed" not in stream.head().headers
 
 
-def test_closing_no_stream_is_404(stream: Stream) -> None:
+def test_closing_a_missing_stream_is_404(stream: Stream) -> None:
     assert_problem(stream.close(), 404, "stream_not_found")
 
 
@@ -92,7 +92,7 @@ def test_head_reports_closure(stream: Stream) -> None:
     assert stream.head().headers["stream-closed"] == "true"
 
 
-def test_a_catch_up_read_at_the_end_of_a_closed_stream_is_the_end(stream: Stream) -> None:
+def test_catch_up_read_at_the_end_of_a_closed_stream_reports_closure(stream: Stream) -> None:
     stream.create("data")
     stream.close()
     end = stream.get(offset=offset(1, 4))
@@ -145,7 +145,7 @@ def test_append_and_close_wakes_a_long_poll_with_data_and_closure(patient: Serve
     assert (end.status_code, end.content, end.headers["stream-closed"]) == (200, b"last", "true")
 
 
-def test_now_on_a_closed_stream_is_the_end_in_every_mode(server: Server, stream: Stream) -> None:
+def test_now_on_a_closed_stream_reports_closure_in_every_mode(server: Server, stream: Stream) -> None:
     stream.create("data")
     stream.close()
     read = stream.get(offset="now")

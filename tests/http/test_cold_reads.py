@@ -1,4 +1,4 @@
-"""Reads of data that is no longer on the disk, of every kind, while other requests continue."""
+"""Every kind of read of data that is no longer on the disk, while other requests continue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def running(directory: Path) -> AsyncIterator[tuple[Server, httpx.AsyncCli
 
 
 async def fill(client: httpx.AsyncClient, url: str) -> list[str]:
-    """Append all messages, each again while the server asks for patience; returns the offset after each."""
+    """Append all messages, with retries while storage is busy; returns the offset after each."""
     offsets = []
     for body in EXPECTED:
         answer = await client.post(url, content=body, headers=TEXT)
@@ -58,7 +58,7 @@ def bytes_in(directory: Path) -> int:
     return total
 
 
-def test_data_that_left_the_disk_is_read_in_every_way(tmp_path: Path) -> None:
+def test_evicted_data_is_readable_in_every_way(tmp_path: Path) -> None:
     async def program() -> None:
         async with running(tmp_path / "data") as (server, client):
             url = server.stream_url("cold")
@@ -97,7 +97,7 @@ def test_data_that_left_the_disk_is_read_in_every_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1024, 2 * 2**20])
-def test_snapshots_and_bootstrap_come_from_the_store(tmp_path: Path, size: int) -> None:
+def test_snapshots_and_bootstrap_are_read_from_the_object_store(tmp_path: Path, size: int) -> None:
     content = bytes(range(256)) * (size // 256)
 
     async def program() -> None:

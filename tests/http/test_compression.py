@@ -131,14 +131,14 @@ def test_long_stream_is_read_in_compressed_chunks(stream: Stream) -> None:
     assert found == message.encode() * 8
 
 
-def test_message_that_is_larger_than_a_chunk_is_sent_as_it_is(stream: Stream) -> None:
+def test_message_larger_than_a_chunk_is_not_compressed(stream: Stream) -> None:
     stream.create("x" * (CHUNK_MAX_BYTES + 1))
     response, body = raw_body(stream, "gzip")
     assert "content-encoding" not in response.headers
     assert len(body) == CHUNK_MAX_BYTES + 1
 
 
-def test_chunk_that_many_read_is_compressed_once(stream: Stream, server: Server) -> None:
+def test_chunk_with_many_readers_is_compressed_once(stream: Stream, server: Server) -> None:
     stream.create("abcdefgh" * 20_000)
     before = compressed_count(stream.http)
     connections = [RawConnection(server) for _ in range(10)]

@@ -87,13 +87,13 @@ def every_answer(stream: Stream) -> Iterator[tuple[str, httpx.Response]]:
     yield "health", stream.http.get("/healthz")
 
 
-def test_every_answer_has_nosniff_and_resource_policy_headers(stream: Stream) -> None:
+def test_every_response_has_nosniff_and_resource_policy_headers(stream: Stream) -> None:
     for name, answer in every_answer(stream):
         assert answer.headers["x-content-type-options"] == "nosniff", name
         assert answer.headers["cross-origin-resource-policy"] == "cross-origin", name
 
 
-def test_every_answer_may_be_read_by_any_origin_if_the_setting_says_so(open_to_all: Server) -> None:
+def test_every_response_is_readable_by_any_origin_if_configured(open_to_all: Server) -> None:
     with stream_on(open_to_all, "open") as stream:
         stream.http.headers["Origin"] = ORIGIN
         for name, answer in every_answer(stream):
@@ -103,7 +103,7 @@ def test_every_answer_may_be_read_by_any_origin_if_the_setting_says_so(open_to_a
         assert "http.cors_origins is *" in open_to_all.log()
 
 
-def test_an_answer_to_a_client_without_an_origin_has_no_cors_headers(stream: Stream) -> None:
+def test_response_without_an_origin_has_no_cors_headers(stream: Stream) -> None:
     for name, answer in every_answer(stream):
         assert "access-control-allow-origin" not in answer.headers, name
         assert "access-control-expose-headers" not in answer.headers, name
@@ -125,7 +125,7 @@ def assert_guarded(answer: RawResponse) -> None:
         (b"POST /v1/stream/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", 413),
     ],
 )
-def test_answers_to_malformed_requests_have_the_security_headers(
+def test_responses_to_malformed_requests_have_the_security_headers(
     server: Server, request_bytes: bytes, status: int
 ) -> None:
     with connect(server) as connection:

@@ -65,7 +65,7 @@ def test_the_same_put_again_is_200_and_changes_nothing(stream: Stream) -> None:
     assert stream.content() == b"first"
 
 
-def test_content_types_match_whatever_their_case(stream: Stream) -> None:
+def test_content_types_are_compared_case_insensitively(stream: Stream) -> None:
     stream.create(headers={"Content-Type": "text/plain"})
     assert stream.put(headers={"Content-Type": "TEXT/Plain"}).status_code == 200
 
@@ -168,7 +168,7 @@ def test_deleted_stream_can_be_created_again_with_another_configuration(stream: 
 
 
 @pytest.mark.parametrize("method", ["PATCH", "TRACE", "PROPFIND"])
-def test_other_methods_are_405_and_say_which_are_allowed(stream: Stream, method: str) -> None:
+def test_other_methods_are_405_with_the_allowed_methods(stream: Stream, method: str) -> None:
     stream.create()
     refused = stream.http.request(method, stream.path)
     assert_problem(refused, 405, "method_not_allowed")

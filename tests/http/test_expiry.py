@@ -44,7 +44,7 @@ def assert_gone(stream: Stream) -> None:
     assert_problem(stream.delete(), 404, "stream_not_found")
 
 
-def test_an_unused_stream_is_gone_after_its_ttl(moving_server: Server, stream: Stream) -> None:
+def test_unused_stream_is_404_after_its_ttl(moving_server: Server, stream: Stream) -> None:
     stream.create("data", headers={"Stream-TTL": str(HOUR_S)})
     assert stream.head().status_code == 200
     moving_server.pass_time(HOUR_S + 1)
@@ -238,9 +238,7 @@ def test_t21_an_sse_reader_of_an_expiring_stream_gets_a_clean_end() -> None:
             assert events.ends()
 
 
-def test_expiry_is_only_ever_seen_as_404(
-    moving_server: Server, stream: Stream, instant: Callable[[float], str]
-) -> None:
+def test_expiry_is_reported_as_404(moving_server: Server, stream: Stream, instant: Callable[[float], str]) -> None:
     stream.create("x", headers={"Stream-Expires-At": instant(HOUR_S)})
 
     def use(write: bool) -> set[int]:

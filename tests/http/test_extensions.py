@@ -35,7 +35,7 @@ def test_head_names_the_extensions(stream: Stream) -> None:
     assert {"until", "splits", "frames", "position", "digest"} <= set(named)
 
 
-def test_a_bounded_read_never_returns_more_however_much_was_appended(stream: Stream) -> None:
+def test_bounded_read_does_not_return_later_appends(stream: Stream) -> None:
     stream.create("one")
     until = stream.append("two")
     before = stream.get(offset="-1", until=until)
@@ -47,7 +47,7 @@ def test_a_bounded_read_never_returns_more_however_much_was_appended(stream: Str
     assert "stream-up-to-date" not in after.headers
 
 
-def test_a_bounded_read_of_a_closed_stream_says_closed_only_at_its_end(stream: Stream) -> None:
+def test_bounded_read_of_a_closed_stream_reports_closure_only_at_its_end(stream: Stream) -> None:
     stream.create("one")
     middle = stream.tail()
     stream.close("two")
@@ -55,7 +55,7 @@ def test_a_bounded_read_of_a_closed_stream_says_closed_only_at_its_end(stream: S
     assert stream.get(offset=middle, until=stream.tail()).headers["stream-closed"] == "true"
 
 
-def test_an_empty_range_is_an_empty_answer(stream: Stream, json_stream: Stream) -> None:
+def test_empty_range_is_an_empty_response(stream: Stream, json_stream: Stream) -> None:
     tail = stream.create("one").tail()
     assert stream.get(offset=tail, until=tail).content == b""
     tail = json_stream.create("[1]").tail()
@@ -71,7 +71,7 @@ def test_until_before_offset_and_off_boundary_are_400(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("query", [{"until": "now"}, {"splits": 2}, {"frames": 1}])
-def test_the_extensions_are_for_catch_up_reads(stream: Stream, query: dict[str, Any]) -> None:
+def test_extensions_are_refused_for_live_reads(stream: Stream, query: dict[str, Any]) -> None:
     stream.create("one")
     assert_problem(stream.get(offset="-1", live="sse", **query), 400, "bad_request")
     assert_problem(stream.get(offset="now", **query), 400, "bad_request")
@@ -152,7 +152,7 @@ def test_frames_are_chunked_and_the_offset_of_each_message_follows() -> None:
         assert got == [{"n": n} for n in range(50)]
 
 
-def test_a_fork_is_framed_across_its_point(stream: Stream) -> None:
+def test_frames_of_a_fork_span_its_fork_point(stream: Stream) -> None:
     stream.create("hello")
     fork = Stream(stream.http, f"{stream.name}-fork")
     headers = {
@@ -169,7 +169,7 @@ def crc_and_length(body: bytes) -> str:
     return f"crc32:{zlib.crc32(body):08x}:{len(body)}"
 
 
-def test_a_repeat_is_answered_with_the_digest_of_what_was_accepted(json_stream: Stream) -> None:
+def test_duplicate_append_returns_the_digest_of_the_accepted_body(json_stream: Stream) -> None:
     json_stream.create()
     bodies = [b"[1, 2]", b"[3]", b'{"a": 4}']
     for seq, body in enumerate(bodies):
@@ -182,7 +182,7 @@ def test_a_repeat_is_answered_with_the_digest_of_what_was_accepted(json_stream: 
         assert repeat.headers["producer-digest"] == crc_and_length(body)
 
 
-def test_only_the_last_digests_of_an_epoch_are_known(stream: Stream) -> None:
+def test_only_the_last_digests_of_an_epoch_are_kept(stream: Stream) -> None:
     stream.create()
     for seq in range(20):
         stream.append(f"{seq}", producer("p", 0, seq))

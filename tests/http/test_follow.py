@@ -171,7 +171,7 @@ def test_a_reconnect_continues_after_the_last_event(
 
 
 @pytest.mark.parametrize("by", ["prefix", "name"])
-def test_a_reconnect_misses_nothing_of_streams_that_began_now(
+def test_reconnect_misses_nothing_of_streams_followed_from_now(
     server: Server, client: httpx.Client, make: Callable[..., Stream], prefix: str, by: str
 ) -> None:
     """`now` is the moment of the first connection, also for streams of which no event was sent yet."""
@@ -231,7 +231,7 @@ def test_last_event_id_that_the_server_never_sent_is_400(client: httpx.Client, p
     assert_problem(client.get(f"{FOLLOW}/{found}", headers={"Last-Event-ID": last}), 400, "bad_request")
 
 
-def test_a_stream_that_is_deleted_while_nobody_is_connected_is_read_from_its_next_beginning(
+def test_stream_recreated_while_disconnected_is_read_from_its_beginning(
     server: Server, client: httpx.Client, make: Callable[..., Stream], prefix: str
 ) -> None:
     gone = make("gone", "[1]")

@@ -45,7 +45,7 @@ def test_connection_close_is_honoured(server: Server) -> None:
         assert connection.ends()
 
 
-def test_http_1_0_closes_unless_it_asks_to_stay(server: Server) -> None:
+def test_http_1_0_connection_is_closed_unless_keep_alive_is_requested(server: Server) -> None:
     with connect(server) as connection:
         assert connection.request("GET", "/healthz", version="1.0").body == b"ok"
         assert connection.ends()
@@ -55,7 +55,7 @@ def test_http_1_0_closes_unless_it_asks_to_stay(server: Server) -> None:
             assert (answer.body, str(answer.header("connection")).lower()) == (b"ok", "keep-alive")
 
 
-def test_http_1_0_never_gets_a_chunked_answer(server: Server, stream: Stream) -> None:
+def test_http_1_0_response_is_never_chunked(server: Server, stream: Stream) -> None:
     stream.create("data" * 1000)
     with connect(server) as connection:
         answer = connection.request("GET", stream.path, version="1.0")
@@ -76,7 +76,7 @@ def test_pipelined_requests_are_answered_in_order(server: Server, stream: Stream
             assert connection.response().body == b"%03d;" % number
 
 
-def test_pipelined_answers_larger_than_any_buffer_are_complete(server: Server, stream: Stream) -> None:
+def test_pipelined_responses_larger_than_any_buffer_are_complete(server: Server, stream: Stream) -> None:
     large = bytes(range(256)) * 8000
     stream.create(large)
     with connect(server) as connection:
@@ -85,7 +85,7 @@ def test_pipelined_answers_larger_than_any_buffer_are_complete(server: Server, s
         assert all(connection.response().body == large for _ in range(5))
 
 
-def test_half_closed_connection_still_gets_its_answer(server: Server, stream: Stream) -> None:
+def test_half_closed_connection_still_gets_its_response(server: Server, stream: Stream) -> None:
     with connect(server) as connection:
         connection.send(encode("PUT", stream.path, headers=TEXT, body=b"data"))
         connection.half_close()
@@ -142,7 +142,7 @@ def test_header_names_match_in_any_case(server: Server, stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
-def test_every_answer_has_a_date_and_one_framing(server: Server, stream: Stream, method: str) -> None:
+def test_every_response_has_a_date_and_one_framing(server: Server, stream: Stream, method: str) -> None:
     with connect(server) as connection:
         answer = connection.request(method, stream.path, headers=TEXT, body=b"x" if method == "POST" else b"")
     assert answer.header("date") is not None
@@ -303,7 +303,7 @@ def test_expect_100_continue_is_answered_before_the_body(server: Server, stream:
     assert stream.content() == b"datamore"
 
 
-def test_expect_100_continue_with_the_body_already_there(server: Server, stream: Stream) -> None:
+def test_expect_100_continue_with_the_body_already_sent(server: Server, stream: Stream) -> None:
     stream.create()
     with connect(server) as connection:
         connection.send(encode("POST", stream.path, headers={**TEXT, "Expect": "100-continue"}, body=b"data"))
@@ -426,7 +426,7 @@ def test_random_bytes_never_break_the_server(server: Server, stream: Stream) -> 
     assert "Traceback" not in server.log()
 
 
-def test_a_refusal_does_not_lose_the_answers_before_it(server: Server, stream: Stream) -> None:
+def test_refusal_does_not_lose_earlier_responses(server: Server, stream: Stream) -> None:
     stream.create("data")
     with connect(server) as connection:
         connection.send(encode("GET", stream.path) * 3 + b"GARBAGE\r\n\r\n")

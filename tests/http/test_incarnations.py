@@ -32,7 +32,7 @@ def recreated(stream: Stream, *contents: str) -> str:
     return old
 
 
-def test_every_answer_about_a_stream_names_its_incarnation(stream: Stream) -> None:
+def test_every_offset_in_a_response_has_the_incarnation(stream: Stream) -> None:
     created = stream.put("one")
     first = created.headers["stream-next-offset"]
     life = incarnation(first)

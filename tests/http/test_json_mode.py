@@ -127,7 +127,7 @@ def test_t28_message_is_stored_unchanged(json_stream: Stream, message: str) -> N
     ],
     ids=lambda body: repr(body)[2:30],
 )
-def test_t28_what_is_not_json_is_400_and_changes_nothing(json_stream: Stream, body: bytes) -> None:
+def test_t28_invalid_json_is_400_and_changes_nothing(json_stream: Stream, body: bytes) -> None:
     json_stream.create("[1]")
     refused = json_stream.post(body)
     assert_problem(refused, 400, "invalid_json")
@@ -135,7 +135,7 @@ def test_t28_what_is_not_json_is_400_and_changes_nothing(json_stream: Stream, bo
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1,", b"NaN", b'"\xff"'])
-def test_what_is_not_json_creates_nothing(json_stream: Stream, body: bytes) -> None:
+def test_put_with_invalid_json_creates_nothing(json_stream: Stream, body: bytes) -> None:
     assert_problem(json_stream.put(body), 400, "invalid_json")
     assert not json_stream.exists()
 

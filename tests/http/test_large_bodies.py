@@ -1,4 +1,4 @@
-"""Large bodies of known length, which are received past the HTTP parser: every byte, every boundary, every limit."""
+"""Large bodies of known length, which bypass the HTTP parser: content, boundaries and limits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def content(connection: RawConnection, name: str) -> bytes:
         2 * BULK_STEP_BYTES + 300_000,
     ],
 )
-def test_every_byte_arrives_between_small_requests(large: Server, size: int) -> None:
+def test_large_body_between_small_requests_is_received_completely(large: Server, size: int) -> None:
     """All in one write: the end of the large body is followed by the next request at once."""
     body = random.Random(size).randbytes(size)
     with RawConnection(large) as connection:
@@ -75,7 +75,7 @@ def test_a_body_may_pause_anywhere(large: Server, first: int) -> None:
         assert content(connection, name) == body + b"!"
 
 
-def test_a_body_that_stops_is_refused_and_gives_its_memory_back() -> None:
+def test_incomplete_body_is_refused_and_its_memory_is_freed() -> None:
     with serve(DS_SERVER__READ_TIMEOUT_SECS="1") as server:
         with RawConnection(server) as connection:
             connection.request("PUT", "/v1/stream/stopped", headers=TEXT)
@@ -90,7 +90,7 @@ def test_a_body_that_stops_is_refused_and_gives_its_memory_back() -> None:
                 connection.send(sent)  # And the client goes away in the middle.
         wait_for_sample(server, "request_body_bytes", 0)
         with RawConnection(server) as connection:
-            # At once: this server waits for nobody.
+            # At once, because this server does not wait for slow clients.
             connection.send(encode("POST", "/v1/stream/stopped", headers=TEXT, body=b"x" * 300_000))
             assert connection.response().status == 204
             assert content(connection, "stopped") == b"x" * 300_000

@@ -36,9 +36,7 @@ def test_existing_data_is_returned_at_once(stream: Stream) -> None:
     assert read.headers["stream-cursor"].isdigit()
 
 
-def test_without_data_the_answer_is_204_after_the_time_out(
-    moving_server: Server, stream_name: Callable[[], str]
-) -> None:
+def test_long_poll_without_data_is_204_after_the_timeout(moving_server: Server, stream_name: Callable[[], str]) -> None:
     with stream_on(moving_server, stream_name()) as stream, connect(moving_server) as connection:
         stream.create("data")
         connection.send(poll(stream, offset(1, 4)))
@@ -100,7 +98,7 @@ def test_a_json_reader_is_woken_with_an_array(patient: Server) -> None:
         assert waiting.result().content == b'[{"a":1},{"b":2}]'
 
 
-def test_one_append_wakes_every_reader_alike(patient: Server, patient_stream: Stream) -> None:
+def test_append_wakes_every_reader_with_the_same_response(patient: Server, patient_stream: Stream) -> None:
     patient_stream.create()
     connections = [RawConnection(patient) for _ in range(100)]
     try:
@@ -149,9 +147,7 @@ def test_t21_deleting_the_stream_answers_the_waiting_reader_at_once(patient: Ser
         assert reader.request("GET", "/healthz").status == 200
 
 
-def test_t21_a_successor_under_the_same_name_does_not_feed_readers_of_the_deleted(
-    patient: Server, patient_stream: Stream
-) -> None:
+def test_t21_readers_of_a_deleted_stream_get_no_data_of_its_successor(patient: Server, patient_stream: Stream) -> None:
     patient_stream.create("data")
     with connect(patient) as reader:
         reader.send(poll(patient_stream, "now"))
@@ -213,7 +209,7 @@ def test_a_cursor_is_the_number_of_the_current_interval(stream: Stream) -> None:
     assert before <= cursor <= current_cursor()
 
 
-def test_an_old_cursor_is_answered_with_the_current_one(stream: Stream) -> None:
+def test_old_cursor_gets_the_current_one(stream: Stream) -> None:
     stream.create("data")
     assert int(stream.long_poll("-1", cursor="1000").headers["stream-cursor"]) >= current_cursor() - 1
 
@@ -238,12 +234,12 @@ def test_t16_echoed_cursors_never_repeat(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "abc", "-5", "1.5", "1e3", "0x10", "9" * 30, "9" * 4000, "٣", "%00"])
-def test_t16_malformed_cursor_is_answered_with_a_valid_one(stream: Stream, cursor: str) -> None:
+def test_t16_malformed_cursor_gets_a_valid_one(stream: Stream, cursor: str) -> None:
     stream.create("data")
     read = stream.long_poll("-1", cursor=cursor)
     assert (read.status_code, read.content) == (200, b"data")
     assert read.headers["stream-cursor"].isdigit()
 
 
-def test_a_poll_of_no_stream_is_404(stream: Stream) -> None:
+def test_long_poll_of_a_missing_stream_is_404(stream: Stream) -> None:
     assert_problem(stream.long_poll("-1"), 404, "stream_not_found")

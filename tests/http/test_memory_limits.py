@@ -45,7 +45,7 @@ def test_memory_limit_caps_the_cache_of_the_file_modes() -> None:
     assert settings(DS_STORAGE__HOT_TAIL_BYTES="1000").hot_tail_bytes == 1000
 
 
-def test_each_mode_has_the_limits_that_fit_it() -> None:
+def test_each_storage_mode_has_its_own_limits() -> None:
     environment = {"DS_LIMITS__MAX_MEMORY_BYTES": "1000", "DS_LIMITS__MAX_METADATA_BYTES": "2000"}
     memory = _limits(settings(**environment))
     assert (memory.max_total_bytes, memory.max_metadata_bytes) == (1000, 0)

@@ -53,7 +53,7 @@ def send_what_fits(connection: RawConnection, data: bytes, for_secs: float) -> i
     return sent
 
 
-def test_unread_answers_are_not_produced(running: Server) -> None:
+def test_responses_are_not_produced_while_earlier_ones_are_unread(running: Server) -> None:
     """A regression: thousands of GETs with unread answers used gigabytes."""
     with stream_on(running, "unread") as stream:
         stream.create(b"x" * 200_000)
@@ -178,7 +178,7 @@ def test_a_large_event_is_not_held_by_readers_that_do_not_read(running: Server) 
         assert memory_mb(running) - before < 250
 
 
-def test_one_reader_gets_a_message_of_newlines_whole(running: Server) -> None:
+def test_reader_gets_a_large_message_of_newlines_completely(running: Server) -> None:
     with stream_on(running, "newlines-read") as stream:
         stream.create()
         stream.append(b"\n" * MIB + b"end")

@@ -27,7 +27,7 @@ def test_new_data_is_200_with_epoch_seq_and_tail(stream: Stream) -> None:
     assert stream.content() == b"ab"
 
 
-def test_a_repeat_is_204_with_all_headers_and_no_second_copy(stream: Stream) -> None:
+def test_duplicate_append_is_204_with_all_headers_and_stored_once(stream: Stream) -> None:
     stream.create()
     stream.append("a", headers=producer("p", 0, 0))
     repeat = stream.post("a", headers=producer("p", 0, 0))
@@ -48,7 +48,7 @@ def test_duplicate_of_an_old_append_has_the_highest_accepted_seq(stream: Stream)
     assert stream.content() == b"01234"
 
 
-def test_a_gap_is_409_with_what_was_expected_and_received(stream: Stream) -> None:
+def test_sequence_gap_is_409_with_the_expected_and_received_numbers(stream: Stream) -> None:
     stream.create()
     stream.append("a", headers=producer("p", 0, 0))
     gap = stream.post("c", headers=producer("p", 0, 2))
@@ -77,7 +77,7 @@ def test_t33_a_new_epoch_that_does_not_begin_at_0_is_400(stream: Stream) -> None
     stream.append("b", headers=producer("p", 0, 1))
 
 
-def test_a_new_epoch_starts_over_at_0(stream: Stream) -> None:
+def test_new_epoch_starts_at_0(stream: Stream) -> None:
     stream.create()
     stream.append("a", headers=producer("p", 0, 0))
     stream.append("b", headers=producer("p", 0, 1))
@@ -142,7 +142,7 @@ def test_malformed_producer_headers_are_400(stream: Stream, headers: dict[str, s
     assert stream.content() == b""
 
 
-def test_epochs_reach_up_to_2_to_the_53_minus_1(stream: Stream) -> None:
+def test_largest_epoch_is_2_to_the_53_minus_1(stream: Stream) -> None:
     stream.create()
     accepted = stream.post("a", headers=producer("p", NUMBER_MAX, 0))
     assert (accepted.status_code, accepted.headers["producer-epoch"]) == (200, str(NUMBER_MAX))
@@ -251,7 +251,7 @@ def test_t33_the_content_type_is_checked_before_the_producer(stream: Stream) -> 
     assert_problem(refused, 409, "content_type_mismatch")
 
 
-def test_t33_a_producers_retry_is_a_repeat_before_it_is_a_stream_seq_regression(stream: Stream) -> None:
+def test_t33_producer_retry_is_a_duplicate_even_with_an_old_stream_seq(stream: Stream) -> None:
     stream.create()
     headers = {**producer("p", 0, 0), "Stream-Seq": "7"}
     assert stream.post("a", headers=headers).status_code == 200

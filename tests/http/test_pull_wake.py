@@ -64,7 +64,7 @@ def test_an_append_writes_one_wake_event(pool: Pool) -> None:
     assert abs(event["ts"] - time.time() * 1000) < 60_000
 
 
-def test_content_at_creation_is_work(pool: Pool) -> None:
+def test_initial_content_is_pending_work(pool: Pool) -> None:
     stream = pool.stream("a").create("first")
     assert pool.events() == [(stream.name, 1)]
 
@@ -120,7 +120,7 @@ def test_without_work_there_is_nothing_to_claim(pool: Pool) -> None:
     assert_error(pool.subscription.claim(), 409, "NO_PENDING_WORK")
 
 
-def test_done_acks_and_frees_and_the_next_append_wakes_again(pool: Pool) -> None:
+def test_done_acks_and_ends_the_lease_and_the_next_append_wakes_again(pool: Pool) -> None:
     stream = pool.stream("a").create("one")
     claimed = pool.subscription.claimed()
     done = pool.subscription.act("ack", claimed, acks=acks_of(claimed), done=True)
@@ -172,7 +172,7 @@ def test_expired_lease_wakes_again_and_fences_the_old_worker(moving_server: Serv
     assert leased.subscription.act("ack", fresh, acks=acks_of(fresh), done=True).status_code == 200
 
 
-def test_expired_lease_without_pending_work_wakes_nobody(moving_server: Server, leased: Pool) -> None:
+def test_expired_lease_without_pending_work_wakes_no_worker(moving_server: Server, leased: Pool) -> None:
     leased.stream("a").create("one")
     claimed = leased.subscription.claimed()
     assert leased.subscription.act("ack", claimed, acks=acks_of(claimed)).status_code == 200
@@ -269,7 +269,7 @@ def test_wake_stream_created_later_gets_the_event(client: httpx.Client, stream_n
     assert subscription.claimed()["generation"] == 1
 
 
-def test_a_wake_stream_of_lines_gets_lines(client: httpx.Client, stream_name: Callable[[], str]) -> None:
+def test_text_wake_stream_gets_one_line_per_event(client: httpx.Client, stream_name: Callable[[], str]) -> None:
     name = stream_name()
     wake = Stream(client, f"{name}-wake").create()
     Subscription(client, name).pull(wake.name, f"{name}/*")

@@ -149,7 +149,7 @@ def test_unknown_query_parameters_do_not_matter(stream: Stream) -> None:
     assert stream.get(offset="-1", foo="bar", utm_source="x").content == b"data"
 
 
-def test_a_read_of_no_stream_is_404(stream: Stream) -> None:
+def test_read_of_a_missing_stream_is_404(stream: Stream) -> None:
     assert_problem(stream.get(), 404, "stream_not_found")
     assert_problem(stream.get(offset="garbage" * 3), 404, "stream_not_found")
 

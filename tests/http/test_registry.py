@@ -127,7 +127,7 @@ def test_registry_can_be_forked(listing: httpx.Client) -> None:
     assert listing.post("/v1/stream/fork-of-it", content=b"[1]", headers=JSON).status_code == 204
 
 
-def test_pull_wake_cannot_write_into_it(listing: httpx.Client) -> None:
+def test_pull_wake_cannot_write_to_the_registry(listing: httpx.Client) -> None:
     Stream(listing, "woken").create()
     Stream(listing, "wakes", "application/json").create()
     before = events(listing)

@@ -168,7 +168,7 @@ def assert_cut_off(connection: RawConnection, piece: bytes, status: int, *, at_m
     assert connection.response().status == status
 
 
-def test_limits_start_over_with_each_request(strict: Server) -> None:
+def test_limits_apply_to_each_request_separately(strict: Server) -> None:
     request = encode("GET", "/healthz", headers={"X": "x" * (HEADER_BYTES - 500)})
     with connect(strict) as connection:
         connection.send(request * 10)
@@ -176,7 +176,7 @@ def test_limits_start_over_with_each_request(strict: Server) -> None:
 
 
 @pytest.mark.parametrize("part", ["request line", "header", "body", "chunk size"])
-def test_a_slow_loris_is_408_and_cut_off(strict: Server, stream: Stream, part: str) -> None:
+def test_slow_loris_is_408_and_disconnected(strict: Server, stream: Stream, part: str) -> None:
     stream.create()
     whole = encode("POST", stream.path, headers={**TEXT, "X-Padding": "y" * 200, "Content-Length": "200"})
     begin = {
@@ -205,7 +205,7 @@ def test_connection_without_a_request_is_closed(strict: Server) -> None:
         assert connection.ends()
 
 
-def test_idle_connection_is_closed_without_an_answer(strict: Server) -> None:
+def test_idle_connection_is_closed_without_a_response(strict: Server) -> None:
     with connect(strict) as connection:
         connection.request("GET", "/healthz")
         strict.pass_time(IDLE_S / 2)

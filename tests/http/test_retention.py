@@ -95,7 +95,7 @@ def test_2_2_an_event_reader_behind_the_snapshot_is_ended_and_gets_410(server: S
     stream.delete()
 
 
-def test_2_2_a_chunk_being_sent_is_completed_or_cut_off_never_wrong(server: Server, bucket: Bucket) -> None:
+def test_2_2_chunk_that_is_being_sent_is_completed_or_cut_off(server: Server, bucket: Bucket) -> None:
     stream = bucket.stream("chunk", OCTETS).create()
     content = b"".join(bytes([number]) * 100_000 for number in range(39))
     for number in range(39):
@@ -113,7 +113,7 @@ def test_2_2_a_chunk_being_sent_is_completed_or_cut_off_never_wrong(server: Serv
 # -- bytes given back
 
 
-def test_bytes_before_a_snapshot_do_not_count(bucket: Bucket) -> None:
+def test_bytes_before_a_snapshot_do_not_count_towards_the_limit(bucket: Bucket) -> None:
     """The limit of a stream (10 MiB in memory) applies to its current data, not to all it ever had."""
     stream = bucket.stream("folded", OCTETS).create()
     before = metric(bucket.http, "payload_bytes")
@@ -250,7 +250,7 @@ def test_forks_still_read_from_disk_after_their_source_was_trimmed(tmp_path: Pat
 # -- by age and size
 
 
-def test_a_stream_is_cut_to_its_size_where_dropping_is_allowed(bucket: Bucket) -> None:
+def test_stream_is_trimmed_to_its_size_if_dropping_is_allowed(bucket: Bucket) -> None:
     stream = bucket.stream("sized", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10000"})
     offsets = [stream.append(bytes([number]) * 1000) for number in range(50)]
     # When retention is done: at least the limit, and at most an eighth more.
@@ -268,7 +268,7 @@ def test_a_stream_is_cut_to_its_size_where_dropping_is_allowed(bucket: Bucket) -
     assert b"".join(part.body for part in stream.parts()) == content
 
 
-def test_the_newest_message_stays_however_large_it_is(moving_server: Server, moving_bucket: Bucket) -> None:
+def test_newest_message_is_kept_at_any_size(moving_server: Server, moving_bucket: Bucket) -> None:
     stream = moving_bucket.stream("large", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10"})
     at = stream.append(b"a" * 1000)
     stream.append(b"b" * 1000)
@@ -304,7 +304,7 @@ def test_messages_beyond_the_maximum_age_are_removed(moving_server: Server, movi
         {"Stream-Retention-Bytes": "0", "Stream-Retention-Age": "0", "Stream-Retention-Drop": "allowed"},
     ],
 )
-def test_nothing_is_dropped_that_no_snapshot_covers_unless_it_was_allowed(
+def test_uncovered_messages_are_dropped_only_if_allowed(
     moving_server: Server, moving_bucket: Bucket, headers: dict[str, str]
 ) -> None:
     stream = moving_bucket.stream("kept", OCTETS).create(headers=headers)
@@ -314,7 +314,7 @@ def test_nothing_is_dropped_that_no_snapshot_covers_unless_it_was_allowed(
     assert len(stream.content()) == 2000
 
 
-def test_what_follows_a_snapshot_stays_until_the_next_one(moving_server: Server, moving_bucket: Bucket) -> None:
+def test_messages_after_a_snapshot_are_kept_until_the_next_one(moving_server: Server, moving_bucket: Bucket) -> None:
     """Age and size never drop messages that no snapshot covers, because bootstrap would be incomplete (§3.4)."""
     stream = moving_bucket.stream("both", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "1000"})
     stream.publish(stream.append(b"a" * 100), "state")

@@ -54,14 +54,14 @@ def test_a_fork_names_its_source_below_any_root(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", [*AMBIGUOUS, "__ds", "__ds/none", "../v1/stream/a"], ids=lambda name: name or "empty")
-def test_names_mean_the_same_below_every_root(rooted: Server, name: str) -> None:
+def test_name_rules_are_the_same_below_every_root(rooted: Server, name: str) -> None:
     first, *others = (send(rooted, "PUT", f"{root}/{name}", b"[1]") for root in ROOTS)
     for other in others:
         assert (other.status, json.loads(other.body)) == (first.status, json.loads(first.body))
 
 
 @pytest.mark.parametrize("path", ["/streams", "/streamsx/a", "/Streams/a", "/streams%2Fa", "/%73treams/a", "/api/a"])
-def test_only_the_roots_themselves_are_roots(rooted: Server, path: str) -> None:
+def test_paths_similar_to_a_root_are_404(rooted: Server, path: str) -> None:
     assert send(rooted, "PUT", path, b"[1]").status == 404
 
 

@@ -89,7 +89,7 @@ def test_stopped_reader_that_resumes_gets_everything_in_order() -> None:
             assert reader.pair()[0].data == "awake"
 
 
-def test_stopped_readers_are_dropped_after_the_write_time_out() -> None:
+def test_stopped_readers_are_disconnected_after_the_write_timeout() -> None:
     with (
         serve(
             DS_LIMITS__MAX_STREAM_BYTES="0",

@@ -34,11 +34,11 @@ def test_2_3_latest_is_a_redirect_to_the_snapshot(server: Server, bucket: Bucket
     assert stream.http.head(f"{stream.path}/snapshot").status_code == 307
 
 
-def test_2_3_no_snapshot_is_404(log_stream: BucketStream) -> None:
+def test_2_3_missing_snapshot_is_404(log_stream: BucketStream) -> None:
     assert_problem(log_stream.latest(), 404, "snapshot_not_found")
 
 
-def test_2_3_no_stream_is_404(bucket: Bucket) -> None:
+def test_2_3_missing_stream_is_404(bucket: Bucket) -> None:
     assert_problem(bucket.stream("none").latest(), 404, "stream_not_found")
 
 

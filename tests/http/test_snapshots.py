@@ -50,7 +50,7 @@ def small_server(limited: Server, bucket_id: str) -> Iterator[BucketStream]:
 # -- 2.1 offsets
 
 
-def test_2_1_every_offset_that_the_server_returns_can_carry_a_snapshot(bucket: Bucket) -> None:
+def test_2_1_snapshot_can_be_published_at_every_returned_offset(bucket: Bucket) -> None:
     for kind, bodies in (
         ("text/plain", [b"one", b"two"]),
         ("application/json", [b'{"a":1}', b"[1,2,3]", b"[[]]"]),
@@ -65,7 +65,7 @@ def test_2_1_every_offset_that_the_server_returns_can_carry_a_snapshot(bucket: B
             assert stream.get(offset=at).status_code == 200
 
 
-def test_2_1_a_boundary_within_a_json_batch_can_carry_a_snapshot(bucket: Bucket) -> None:
+def test_2_1_snapshot_can_be_published_within_a_json_batch(bucket: Bucket) -> None:
     stream = bucket.stream("json", "application/json").create('[{"a":1},{"a":2},{"a":3}]')
     stream.publish(offset(2, 16))
     assert stream.get(offset=offset(2, 16)).json() == [{"a": 3}]
@@ -128,11 +128,11 @@ def test_2_2_publish_at_unaligned_offset_is_400(log_stream: BucketStream, at: st
     assert log_stream.latest().status_code == 404
 
 
-def test_2_2_publish_on_no_stream_is_404(bucket: Bucket) -> None:
+def test_2_2_publish_on_a_missing_stream_is_404(bucket: Bucket) -> None:
     assert_problem(bucket.stream("none").put_snapshot(ZERO), 404, "stream_not_found")
 
 
-def test_2_2_publish_in_no_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
+def test_2_2_publish_in_a_missing_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
     assert_problem(Bucket(client, bucket_id).stream("none").put_snapshot(ZERO), 404, "bucket_not_found")
 
 
@@ -242,13 +242,13 @@ def test_2_2_retention_effect_every_offset_before_is_410(log_stream: BucketStrea
     assert log_stream.get(offset="now").status_code == 200
 
 
-def test_2_2_a_snapshot_at_the_very_beginning_loses_nothing(log_stream: BucketStream) -> None:
+def test_2_2_snapshot_at_the_beginning_drops_no_messages(log_stream: BucketStream) -> None:
     log_stream.publish(ZERO, "empty state")
     assert log_stream.content() == b"onetwothree"
     assert log_stream.snapshot(ZERO).content == b"empty state"
 
 
-def test_2_2_a_new_snapshot_replaces_the_one_before_at_once(log_stream: BucketStream) -> None:
+def test_2_2_new_snapshot_replaces_the_previous_one_at_once(log_stream: BucketStream) -> None:
     log_stream.publish(ONE, "first", "text/x-first")
     log_stream.publish(TWO, "second", "text/x-second")
     assert log_stream.snapshot(ONE).status_code == 404
@@ -294,7 +294,7 @@ def test_2_2_the_older_of_two_concurrent_snapshots_is_410(server: Server, log_st
     assert log_stream.snapshot(TWO).content == b"newer"
 
 
-def test_2_2_a_stream_that_ends_while_its_snapshot_arrives_is_404(server: Server, log_stream: BucketStream) -> None:
+def test_2_2_stream_that_is_deleted_during_the_upload_is_404(server: Server, log_stream: BucketStream) -> None:
     with connect(server) as connection:
         begin_upload(connection, f"{log_stream.path}/snapshot/{TWO}")
         log_stream.delete()
@@ -307,7 +307,9 @@ def test_2_2_a_stream_that_ends_while_its_snapshot_arrives_is_404(server: Server
     assert log_stream.latest().status_code == 404
 
 
-def test_2_2_a_client_that_leaves_in_the_middle_publishes_nothing(server: Server, log_stream: BucketStream) -> None:
+def test_2_2_client_that_disconnects_during_the_upload_publishes_nothing(
+    server: Server, log_stream: BucketStream
+) -> None:
     before = samples(server)["headwater_connections"]
     with connect(server) as connection:
         connection.send(encode("PUT", f"{log_stream.path}/snapshot/{TWO}", headers={"Content-Length": str(len(LARGE))}))

@@ -125,7 +125,7 @@ def test_the_offset_is_required(stream: Stream) -> None:
     assert stream.get(live="sse").status_code == 400
 
 
-def test_an_sse_read_of_no_stream_is_404(stream: Stream) -> None:
+def test_sse_read_of_a_missing_stream_is_404(stream: Stream) -> None:
     assert_problem(stream.get(offset="-1", live="sse"), 404, "stream_not_found")
 
 
@@ -210,7 +210,7 @@ def test_text_reads_have_no_encoding_header(lasting: Server) -> None:
     ],
     ids=lambda payload: repr(payload)[1:40],
 )
-def test_t23_a_text_cannot_break_out_of_its_event(lasting: Server, live: Stream, payload: str) -> None:
+def test_t23_text_cannot_inject_events(lasting: Server, live: Stream, payload: str) -> None:
     live.create(payload.encode())
     with SseReader(lasting, live.name) as events:
         caught_up = events.until_up_to_date()
@@ -230,7 +230,7 @@ def test_t23_crlf_split_over_two_appends_stays_two_events(lasting: Server, live:
     assert got == ["one\n", "\ntwo"]
 
 
-def test_t25_a_character_split_over_two_appends_survives(lasting: Server, live: Stream) -> None:
+def test_t25_character_split_over_two_appends_is_joined(lasting: Server, live: Stream) -> None:
     balloon = "🎈".encode()
     live.create(b"up " + balloon[:2])
     live.append(balloon[2:] + b" away")
@@ -240,7 +240,7 @@ def test_t25_a_character_split_over_two_appends_survives(lasting: Server, live: 
     assert got[-1].control["streamNextOffset"] == live.tail()
 
 
-def test_t25_a_character_split_over_live_appends_survives(lasting: Server, live: Stream) -> None:
+def test_t25_character_split_over_live_appends_is_joined(lasting: Server, live: Stream) -> None:
     live.create()
     with SseReader(lasting, live.name) as events:
         events.until_up_to_date()
@@ -279,7 +279,7 @@ def test_t25_a_message_whose_end_can_never_become_a_character_is_sent_at_once(
         assert events.pair()[0].data == broken.decode("utf-8", "replace")
 
 
-def test_t18_the_last_message_comes_before_stream_closed(lasting: Server) -> None:
+def test_t18_last_message_is_sent_before_stream_closed(lasting: Server) -> None:
     """A reader at the tail gets the message of a closing append with any timing."""
     rng = random.Random(18)
     for number in range(40):
@@ -308,7 +308,7 @@ def test_closing_without_data_ends_the_response_after_a_control_event(lasting: S
         assert events.ends()
 
 
-def test_a_closed_stream_is_sent_whole_and_then_ends(lasting: Server, live: Stream) -> None:
+def test_closed_stream_is_sent_completely_and_then_ends(lasting: Server, live: Stream) -> None:
     live.create("one")
     live.append("two")
     live.close("three")
@@ -338,9 +338,7 @@ def test_t21_deleting_the_stream_ends_the_response_cleanly(lasting: Server, live
     assert not [event for event in rest if event.kind == "control" and "streamClosed" in event.control]
 
 
-def test_t21_a_successor_under_the_same_name_does_not_feed_readers_of_the_deleted(
-    lasting: Server, live: Stream
-) -> None:
+def test_t21_readers_of_a_deleted_stream_get_no_data_of_its_successor(lasting: Server, live: Stream) -> None:
     live.create("data")
     with SseReader(lasting, live.name) as events:
         events.until_up_to_date()
@@ -408,7 +406,7 @@ def test_t16_the_cursor_of_an_sse_reader_advances(lasting: Server, live: Stream)
         held = cursor
 
 
-def test_a_long_backlog_arrives_whole_and_in_order(lasting: Server, live: Stream) -> None:
+def test_long_backlog_is_sent_completely_and_in_order(lasting: Server, live: Stream) -> None:
     live.create()
     messages = [f"{number:05d}" + "x" * 20_000 for number in range(300)]
     for message in messages:
@@ -420,7 +418,7 @@ def test_a_long_backlog_arrives_whole_and_in_order(lasting: Server, live: Stream
     assert [event.data for event in got if event.kind == "data"] == messages
 
 
-def test_appends_during_catch_up_come_once_and_in_order(lasting: Server, live: Stream) -> None:
+def test_appends_during_catch_up_are_sent_once_and_in_order(lasting: Server, live: Stream) -> None:
     live.create()
     for number in range(200):
         live.append(f"{number:04d}" + "x" * 5_000)

@@ -63,7 +63,7 @@ def test_streams_are_listed_by_prefix_with_their_tails(client: httpx.Client) -> 
     assert listed(client, prefix + "none") == []
 
 
-def test_waiting_listing_is_answered_by_a_change(client: httpx.Client) -> None:
+def test_waiting_listing_returns_after_a_change(client: httpx.Client) -> None:
     prefix = family()
     one, two = (json_stream(client, f"{prefix}{n}") for n in (1, 2))
     json_stream(client, f"{prefix}3")
@@ -117,7 +117,7 @@ def test_a_stream_created_again_is_a_change(client: httpx.Client) -> None:
     assert entry["next_offset"] != before[0]["next_offset"]
 
 
-def test_an_unknown_cursor_asks_for_a_new_listing(client: httpx.Client) -> None:
+def test_unknown_cursor_requests_a_new_listing(client: httpx.Client) -> None:
     known = changes(client, "")["changes_cursor"]
     for cursor in ("", "x", "0_0", known + "0", known.replace("_", "_-")):
         answer = changes(client, "", cursor)

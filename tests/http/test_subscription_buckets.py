@@ -57,7 +57,7 @@ def test_a_later_stream_of_a_bucket_is_linked_before_its_first_append(
         subscription.delete()
 
 
-def test_wildcards_do_not_lead_from_one_surface_to_the_other(client: httpx.Client, bucket: Bucket, wake: str) -> None:
+def test_wildcards_do_not_match_streams_of_the_other_surface(client: httpx.Client, bucket: Bucket, wake: str) -> None:
     bucket.stream("s").create("x")
     Stream(client, f"ds/{bucket.id}/s").create("x")
     everything = pull(client, f"{bucket.id}-all", wake, pattern="**")

@@ -67,7 +67,7 @@ def test_too_many_links_of_all_subscriptions_are_503(http: httpx.Client, made: l
     assert refused.headers["retry-after"] == "60"
 
 
-def test_streams_that_wait_for_room_are_reported(http: httpx.Client, made: list[Subscription]) -> None:
+def test_streams_not_linked_because_of_a_limit_are_reported(http: httpx.Client, made: list[Subscription]) -> None:
     assert make(http, made, pattern="later/*").status_code == 201
     for number in range(4):
         Stream(http, f"later/{number}").create("x")

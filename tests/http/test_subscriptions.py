@@ -56,7 +56,7 @@ def test_put_creates_and_describes_the_subscription(subscription: Subscription, 
     assert subscription.get()["description"] == "what it is for"
 
 
-def test_the_same_again_is_200_and_another_configuration_409(subscription: Subscription) -> None:
+def test_repeated_put_is_200_and_another_configuration_is_409(subscription: Subscription) -> None:
     assert subscription.put(**PULL).status_code == 201
     assert subscription.put(**PULL).status_code == 200
     assert subscription.put(**PULL, lease_ttl_ms=30_000, streams=[]).status_code == 200, (

@@ -1,4 +1,4 @@
-"""A server whose packs are in a real object store: every kind of read of data that left the disk, outages, and loss."""
+"""A server with a real object store: every kind of read of evicted data, outages, and the loss of the disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def message(number: int) -> bytes:
 
 
 def fill(server: Server, name: str) -> list[str]:
-    """Messages that are soon not on the disk any more; returns the offset after each."""
+    """Append messages that are soon evicted from the disk; returns the offset after each."""
     url = server.stream_url(name)
     assert httpx.put(url, headers={"Content-Type": "text/plain"}).status_code == 201
     offsets = []
@@ -58,7 +58,7 @@ def fill(server: Server, name: str) -> list[str]:
 
 
 def append(url: str, body: bytes) -> httpx.Response:
-    """Append, again and again while the server asks for patience."""
+    """Append, with retries while storage is busy."""
 
     def attempt() -> httpx.Response:
         return httpx.post(url, content=body, headers={"Content-Type": "text/plain"})
@@ -99,7 +99,9 @@ def headwater(*arguments: str, env: dict[str, Any]) -> subprocess.CompletedProce
     )
 
 
-def test_data_in_the_store_is_read_in_every_way_and_survives_the_disk(store: SeaweedFs, tmp_path: Path) -> None:
+def test_data_in_the_object_store_is_readable_in_every_way_and_survives_a_lost_disk(
+    store: SeaweedFs, tmp_path: Path
+) -> None:
     directory = tmp_path / "data"
     env = environment(store, directory, "reads")
     expected = b"".join(map(message, range(COUNT)))
@@ -145,7 +147,7 @@ def test_data_in_the_store_is_read_in_every_way_and_survives_the_disk(store: Sea
         assert len(data) >= len(expected) // 2, "only what was in the journal is lost"
 
 
-def test_an_outage_of_the_store_delays_and_loses_nothing(store: SeaweedFs, tmp_path: Path) -> None:
+def test_outage_of_the_object_store_loses_nothing(store: SeaweedFs, tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with serve(directory=tmp_path, **environment(store, directory, "outage")) as server:
         url = server.stream_url("s")
@@ -164,7 +166,7 @@ def test_an_outage_of_the_store_delays_and_loses_nothing(store: SeaweedFs, tmp_p
             return response.status_code == 503 and "object store" in response.json()["detail"]
 
         wait_until(refused, what="writes are refused")
-        assert taken * MESSAGE >= 2 * 2**20, "many were taken before"
+        assert taken * MESSAGE >= 2 * 2**20, "many were accepted before"
         assert httpx.get(url, params={"offset": "now"}).status_code == 200
         store.start()
         append(url, message(taken))

@@ -72,8 +72,8 @@ def test_plain_http_on_the_tls_port_is_rejected(secure: Server, stream: Stream) 
     assert stream.http.get("/healthz").text == "ok"
 
 
-def test_large_bodies_arrive_whole_over_tls(stream: Stream) -> None:
-    """They are received past the HTTP parser, as without TLS."""
+def test_large_bodies_are_received_completely_over_tls(stream: Stream) -> None:
+    """They bypass the HTTP parser, as without TLS."""
     body = bytes(range(256)) * 4000
     stream.create()
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_large_bodies_arrive_whole_over_tls(stream: Stream) -> None:
     assert stream.content() == 2 * body
 
 
-def test_a_client_that_does_not_trust_the_certificate_gets_nothing(secure: Server, stream: Stream) -> None:
+def test_client_that_does_not_trust_the_certificate_cannot_connect(secure: Server, stream: Stream) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         RawConnection(secure, tls=ssl.create_default_context())
     assert stream.http.get("/healthz").text == "ok"

@@ -109,7 +109,7 @@ def test_delivery_lists_the_pending_streams_and_is_signed(subscription: Subscrip
         assert_quiet(receiver, server, subscription.http, after_s=3600)
 
 
-def test_the_key_set_holds_public_keys_only(subscription: Subscription) -> None:
+def test_key_set_has_public_keys_only(subscription: Subscription) -> None:
     with receive() as receiver:
         subscription.webhook(receiver.url, "none/*")
     response = subscription.http.get("/v1/stream/__ds/jwks.json")
@@ -119,7 +119,7 @@ def test_the_key_set_holds_public_keys_only(subscription: Subscription) -> None:
     assert key == {"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig", "kid": key["kid"], "x": key["x"]}
 
 
-def test_done_acks_only_what_was_reported(subscription: Subscription) -> None:
+def test_done_acks_only_the_reported_messages(subscription: Subscription) -> None:
     appended = threading.Event()
     with receive(Reply(body=b'{"done": true}', hold=appended), otherwise=DONE) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
@@ -164,7 +164,7 @@ def test_a_callback_acks_later(subscription: Subscription) -> None:
         assert_error(subscription.act("callback", wake, acks=acks_of(wake), done=True), 409, "FENCED")
 
 
-def test_callback_before_the_answer_is_accepted(subscription: Subscription, server: Server) -> None:
+def test_callback_before_the_response_is_accepted(subscription: Subscription, server: Server) -> None:
     """A typical receiver works, calls back, and answers last."""
     with receive() as receiver:
 
@@ -181,7 +181,9 @@ def test_callback_before_the_answer_is_accepted(subscription: Subscription, serv
         assert [got.body["generation"] for got in receiver.received] == [1, 2]
 
 
-def test_callbacks_of_others_are_401(subscription: Subscription, stream_name: Callable[[], str]) -> None:
+def test_callback_without_the_token_of_the_wake_is_401(
+    subscription: Subscription, stream_name: Callable[[], str]
+) -> None:
     with receive() as receiver, receive() as foreign:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
         other = Subscription(subscription.http, stream_name()).webhook(foreign.url, f"{subscription.id}/*")
@@ -261,7 +263,7 @@ def test_slow_receiver_times_out_and_is_called_again(
         wait_until(lambda: subscription.acked(stream.name) == offset(1, 3))
 
 
-def test_a_call_that_seemed_lost_can_still_be_answered_by_callback(subscription: Subscription, server: Server) -> None:
+def test_callback_after_a_timed_out_call_is_accepted(subscription: Subscription, server: Server) -> None:
     never = threading.Event()
     with receive(Reply(hold=never)) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
@@ -304,7 +306,7 @@ def test_a_receiver_that_never_calls_back_is_woken_again_and_fenced(subscription
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_an_answer_that_does_not_say_done_acks_nothing(subscription: Subscription, server: Server, body: bytes) -> None:
+def test_response_without_done_acks_nothing(subscription: Subscription, server: Server, body: bytes) -> None:
     with receive(Reply(body=body)) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
         stream = Stream(subscription.http, f"{subscription.id}/a").create("one")
@@ -356,7 +358,7 @@ def test_proxies_of_the_environment_are_not_used() -> None:
         assert proxy.received == []
 
 
-def test_the_server_stops_while_a_call_is_under_way() -> None:
+def test_server_can_be_stopped_during_a_webhook_call() -> None:
     never = threading.Event()
     with receive(Reply(hold=never)) as receiver:
         with serve(**LOCAL) as server, httpx.Client(base_url=server.url) as http:

@@ -114,7 +114,7 @@ def test_wf06_a_token_for_other_streams_is_403(session: Session, stream_name: Ca
 
 
 @pytest.mark.parametrize("token", ["", "x", "wt1.", "wt1.e30.e30"])
-def test_wf07_an_invalid_token_is_401_and_no_open_write(session: Session, token: str) -> None:
+def test_wf07_write_with_an_invalid_token_is_401(session: Session, token: str) -> None:
     before = session.stream.tail()
     assert_error(session.stream.post("[2]", {"Write-Token": token}), 401, "TOKEN_INVALID")
     assert session.stream.tail() == before
@@ -168,7 +168,7 @@ def test_wf11_the_epoch_is_the_generation(session: Session) -> None:
         assert_fenced(session.write(wake, epoch=epoch), "epoch", generation=wake["generation"])
 
 
-def test_wf12_a_deposed_claim_changes_nothing(session: Session, moving_server: Server) -> None:
+def test_wf12_write_of_a_former_claim_changes_nothing(session: Session, moving_server: Server) -> None:
     wake = session.subscription.claimed()
     session.write(wake, 0)
     moving_server.pass_time(LEASE_MS / 1000 + 1)
@@ -314,7 +314,7 @@ def test_wf23_a_new_subscription_of_the_same_id_starts_unsealed(session: Session
 # -- what a refusal discloses
 
 
-def test_wf24_and_wf25_a_refusal_lets_the_writer_stand_down(session: Session, moving_server: Server) -> None:
+def test_wf24_and_wf25_refusal_tells_the_writer_to_stop(session: Session, moving_server: Server) -> None:
     first = session.subscription.claimed()
     moving_server.pass_time(LEASE_MS / 1000 + 1)
     second = session.subscription.claimed("worker-B")
@@ -329,7 +329,7 @@ def test_wf24_and_wf25_a_refusal_lets_the_writer_stand_down(session: Session, mo
     [{"Stream-Seq": "0"}, {"Producer-Seq": "7"}, {"Stream-Closed": "true"}],
     ids=str,
 )
-def test_a_deposed_writer_learns_that_before_any_other_refusal(session: Session, precedence: dict[str, str]) -> None:
+def test_fence_is_checked_before_any_other_refusal(session: Session, precedence: dict[str, str]) -> None:
     """Section 8 of the proposal: the fence comes before the closed stream, the producer and `Stream-Seq`."""
     wake = session.subscription.claimed()
     session.write(wake)
@@ -340,7 +340,7 @@ def test_a_deposed_writer_learns_that_before_any_other_refusal(session: Session,
     assert_fenced(session.stream.post("[3]", given), "sealed")
 
 
-def test_wf26_a_refused_credential_learns_nothing(session: Session, stream_name: Callable[[], str]) -> None:
+def test_wf26_refusal_of_a_credential_reveals_nothing(session: Session, stream_name: Callable[[], str]) -> None:
     wake = session.subscription.claimed()
     session.write(wake)
     other = Stream(session.http, stream_name(), "application/json").create(headers=FENCE)
@@ -399,7 +399,7 @@ def test_wf28_a_pull_worker_outlives_its_lease_by_heartbeats(session: Session, m
 # -- beyond the proposal
 
 
-def test_a_subscription_without_fenced_streams_is_as_before(moving_client: httpx.Client, stream_name: Any) -> None:
+def test_subscription_without_fenced_streams_is_unchanged(moving_client: httpx.Client, stream_name: Any) -> None:
     root = stream_name()
     stream = Stream(moving_client, f"{root}/s", "application/json").create()
     Stream(moving_client, f"{root}-wakes", "application/json").create()

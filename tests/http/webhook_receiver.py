@@ -133,7 +133,7 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
             self.wfile.write(reply.body[-1:])
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
-            """Quiet."""
+            """Do not log."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True

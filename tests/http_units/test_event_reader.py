@@ -92,17 +92,17 @@ class Readers:
 @pytest.mark.parametrize("http_1_0", [False, True])
 def test_a_reader_gets_each_message_once(disk: bool, http_1_0: bool) -> None:
     rig = Rig(disk=disk)
-    rig.there("a", b"one")
+    rig.created("a", b"one")
     _, socket = Readers(rig).open("a", http_1_0=http_1_0)
     rig.post("a", b"two")
     rig.scheduler.settle()
     assert socket.data() == [b"one", b"two"]
 
 
-def test_a_reader_that_was_slow_on_a_stream_with_a_window_gets_each_message_once() -> None:
+def test_slow_reader_of_a_stream_with_a_ttl_gets_each_message_once() -> None:
     """The socket is full for longer than a share of the window; then the reader continues from storage."""
     rig = Rig(disk=False)
-    rig.there("a", ttl_secs=16)
+    rig.created("a", ttl_secs=16)
     reader, socket = Readers(rig).open("a")
     socket.writable = False
     rig.post("a", b"one")
@@ -115,7 +115,7 @@ def test_a_reader_that_was_slow_on_a_stream_with_a_window_gets_each_message_once
 def test_a_frame_of_an_earlier_interval_is_not_reused() -> None:
     """Seed 001, line 430: a cursor that a reader holds is never answered with a smaller one."""
     rig = Rig(disk=False)
-    rig.there("a", b"one")
+    rig.created("a", b"one")
     readers = Readers(rig)
     readers.open("a")
     readers.context.current_cursor = "103"
@@ -127,7 +127,7 @@ def test_a_frame_of_an_earlier_interval_is_not_reused() -> None:
 def test_a_cursor_that_is_ahead_of_the_clock_is_kept_until_the_clock_passes_it() -> None:
     """Seed 001, line 433: the jitter is added once, not for every event."""
     rig = Rig(disk=False)
-    rig.there("a", b"one")
+    rig.created("a", b"one")
     readers = Readers(rig)
     _, ahead = readers.open("a", cursor="150")
     _, plain = readers.open("a")
@@ -142,7 +142,7 @@ def test_a_cursor_that_is_ahead_of_the_clock_is_kept_until_the_clock_passes_it()
 def test_incomplete_character_is_held_back_and_the_reader_is_not_up_to_date() -> None:
     """Seed 001, lines 308, 320 and 323."""
     rig = Rig(disk=False)
-    rig.there("a", b"caf\xc3")
+    rig.created("a", b"caf\xc3")
     readers = Readers(rig)
     _, socket = readers.open("a")
     assert socket.data() == []
@@ -156,7 +156,7 @@ def test_incomplete_character_is_held_back_and_the_reader_is_not_up_to_date() ->
 
 def test_the_rest_of_a_character_releases_what_is_held_back() -> None:
     rig = Rig(disk=False)
-    rig.there("a", b"caf\xc3")
+    rig.created("a", b"caf\xc3")
     readers = Readers(rig)
     _, socket = readers.open("a")
     rig.post("a", b"\xa9!")
@@ -166,7 +166,7 @@ def test_the_rest_of_a_character_releases_what_is_held_back() -> None:
 
 def test_many_small_messages_are_sent_in_bounded_steps() -> None:
     rig = Rig(disk=False)
-    rig.there("a")
+    rig.created("a")
     for _ in range(3 * STEP_MESSAGES):
         rig.post("a", b"x")
     _, socket = Readers(rig).open("a")
@@ -176,7 +176,7 @@ def test_many_small_messages_are_sent_in_bounded_steps() -> None:
 
 def test_large_message_is_sent_in_pieces_as_the_socket_accepts_them() -> None:
     rig = Rig(disk=False)
-    rig.there("a", b"x" * 1_000_000)
+    rig.created("a", b"x" * 1_000_000)
     readers = Readers(rig)
     reader, socket = readers.open("a")
     # Not in one call, because all readers of a stream are woken together.
@@ -197,7 +197,7 @@ def test_large_message_is_sent_in_pieces_as_the_socket_accepts_them() -> None:
 
 def test_corrupt_data_ends_the_event_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(disk=False)
-    rig.there("a", b"one")
+    rig.created("a", b"one")
     _, socket = Readers(rig).open("a")
 
     def fails(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Sessions of followers: what they remember of streams, and the limits on it."""
+"""Sessions of followers: the offsets that they keep, and their limits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def session(**offsets: str) -> FollowSession:
     return FollowSession("id", FollowRequest(offsets, "p/"), ANYONE)
 
 
-def test_streams_of_a_prefix_that_are_gone_are_forgotten() -> None:
-    """Else a session that lasts for weeks holds the name of every stream that ever was."""
+def test_deleted_streams_of_a_prefix_are_removed_from_the_session() -> None:
+    """Otherwise a session that lasts for weeks keeps the name of every stream that ever existed."""
     followed = session()
     for number in range(2 * SENT_MAX):
         followed.sent(f"p/{number}", "1")
@@ -27,14 +27,14 @@ def test_streams_of_a_prefix_that_are_gone_are_forgotten() -> None:
     assert followed.resume_after(last).offsets == {"p/stays": "7"}
 
 
-def test_what_was_not_received_is_not_forgotten() -> None:
+def test_offsets_of_unreceived_events_are_kept() -> None:
     followed = session(named="5")
     received = followed.sent("p/a", "1")
     followed.sent("p/a", GONE)
     assert followed.resume_after(received).offsets == {"named": "5", "p/a": "1"}
 
 
-def test_streams_that_sessions_name_together_are_limited() -> None:
+def test_streams_of_all_sessions_together_are_limited() -> None:
     sessions = FollowSessions(limit=10, max_streams=5)
     sessions.add(FollowRequest({"a": "-1", "b": "-1", "c": "-1"}), ANYONE, 0.0)
     with pytest.raises(TooManyFollowed):

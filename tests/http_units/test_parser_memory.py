@@ -27,7 +27,7 @@ class Sink:
         """Keep all bodies in memory."""
 
     def on_upload_ahead(self) -> None:
-        """There is none."""
+        """Do nothing: there are no uploads."""
 
 
 def test_a_closed_parser_needs_no_garbage_collection() -> None:

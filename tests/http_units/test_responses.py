@@ -59,7 +59,7 @@ def test_a_list_a_weak_tag_and_the_star_match(asked: bytes) -> None:
         b'"00000000000000ab:s:"',
     ],
 )
-def test_anything_else_does_not(asked: bytes) -> None:
+def test_other_tags_do_not_match(asked: bytes) -> None:
     assert not matches(asked, ETAG)
 
 
@@ -96,7 +96,7 @@ def test_an_etag_differs_with_incarnation_start_end_and_closure() -> None:
 # -- headers
 
 
-def test_an_offset_header_is_spelled_as_the_token() -> None:
+def test_offset_header_has_the_canonical_token() -> None:
     assert next_offset(7, 1, 255) == header("Stream-Next-Offset", format_token(1, 255, 7))
     assert (
         offset_text(7, Offset(1, 255))
@@ -106,7 +106,7 @@ def test_an_offset_header_is_spelled_as_the_token() -> None:
 
 
 @pytest.mark.parametrize("origin", [b"https://a.example", b"null"])
-def test_any_origin_may_read_when_all_may(origin: bytes) -> None:
+def test_any_origin_may_read_if_all_are_allowed(origin: bytes) -> None:
     common = CommonHeaders(Origins(("*",), allow_loopback=False))
     block = common.begin(200, origin)
     assert block.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -142,13 +142,13 @@ def test_a_refusal_is_a_problem_with_its_headers() -> None:
     assert b"Producer-Expected-Seq: 1\r\nProducer-Received-Seq: 5\r\n" in headers
 
 
-def test_a_closed_stream_says_so_in_its_headers() -> None:
+def test_refusal_of_a_closed_stream_has_its_headers() -> None:
     headers = problem(StreamClosed("Closed.", (("Stream-Closed", "true"),))).headers
     assert b"Stream-Closed: true\r\n" in headers
 
 
 def all_refusals(kind: type[Refusal] = Refusal) -> list[type[Refusal]]:
-    """All of the protocol. What the engine derives from one of them is rendered as that."""
+    """All refusals of the protocol; subclasses in the engine are rendered like their base class."""
     found = [one for child in kind.__subclasses__() for one in all_refusals(child)]
     return [kind, *found] if kind.__module__.startswith("headwater.core.") else found
 

@@ -66,7 +66,7 @@ def test_a_text_is_one_event_on_one_line() -> None:
     assert events(TEXT, [b"hello"]) == [SseEvent(b"event: data\ndata:hello\n\n", Offset(1, 5))]
 
 
-def test_each_message_is_an_event_with_the_place_after_it() -> None:
+def test_each_message_is_an_event_with_the_next_offset() -> None:
     found = events_of(TEXT, b"abcde", [2, 3], Offset(7, 100), hold=True)
     assert [event.end for event in found] == [Offset(8, 102), Offset(9, 105)]
     assert [event.payload for event in found] == [b"event: data\ndata:ab\n\n", b"event: data\ndata:cde\n\n"]
@@ -109,14 +109,14 @@ def test_unicode_line_separators_are_unchanged(separator: str) -> None:
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=6))
 @example(["\r", "\n", " ", "\n\n", "\r\n\r\n"])
 @example(["\ufeff"])
-def test_any_text_arrives_with_its_line_ends_made_alike(messages: list[str]) -> None:
+def test_line_ends_of_a_text_are_normalised(messages: list[str]) -> None:
     """CR and CRLF become LF, because an event stream cannot represent them. Everything else is unchanged."""
     received = texts([message.encode() for message in messages])
     assert received == [message.replace("\r\n", "\n").replace("\r", "\n") for message in messages]
 
 
 @given(st.lists(st.binary(min_size=1), min_size=1, max_size=6))
-def test_bytes_that_are_not_text_cannot_break_out_either(messages: list[bytes]) -> None:
+def test_bytes_that_are_not_text_cannot_inject_events(messages: list[bytes]) -> None:
     found = events(TEXT, messages, hold=False)
     assert [kind for event in found for kind, _ in parse_events(event.payload)] == ["data"] * len(found)
     assert found[-1].end == Offset(len(messages), sum(map(len, messages)))
@@ -134,17 +134,17 @@ def split_at(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("cut", range(1, len(SAMPLE.encode())))
-def test_a_character_cut_by_two_appends_arrives_whole(cut: int) -> None:
+def test_character_split_over_two_appends_is_joined(cut: int) -> None:
     assert "".join(texts(split_at(SAMPLE.encode(), [cut]))) == SAMPLE
 
 
-def test_a_text_cut_after_every_byte_arrives_whole() -> None:
+def test_text_split_after_every_byte_is_joined() -> None:
     data = SAMPLE.encode()
     assert texts(split_at(data, range(1, len(data)))) == list(SAMPLE)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30), st.data())
-def test_however_a_text_is_cut_it_arrives_whole(text: str, data: st.DataObject) -> None:
+def test_text_split_anywhere_is_joined(text: str, data: st.DataObject) -> None:
     body = text.encode()
     cuts = data.draw(st.lists(st.integers(min_value=1, max_value=len(body)), max_size=8))
     pieces = split_at(body, cuts)
@@ -236,7 +236,7 @@ def test_more_than_64_kib_are_not_held_back() -> None:
 @example(b" a\n b", [3])
 @example(b"\n ", [1])
 @example(b"\r\r\n\n", [1, 2, 3])
-def test_a_large_event_is_the_same_however_it_is_cut(message: bytes, cuts: list[int]) -> None:
+def test_large_event_does_not_depend_on_its_pieces(message: bytes, cuts: list[int]) -> None:
     pieces = [memoryview(piece) for piece in split_at(message, [cut for cut in cuts if cut < len(message)])]
     assert b"".join(large_event(TEXT, pieces)) == events(TEXT, [message])[0].payload
     assert b"".join(large_event(BYTES, pieces)) == events(BYTES, [message])[0].payload
@@ -257,7 +257,7 @@ def test_json_with_line_breaks_stays_one_value() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))
-def test_json_arrives_as_the_values_that_it_is(values: list[str]) -> None:
+def test_json_values_are_received_unchanged(values: list[str]) -> None:
     found = events(JSON, [json.dumps(value, ensure_ascii=False).encode() + b"," for value in values])
     assert len(found) == 1
     [(_, data)] = parse_events(found[0].payload)
@@ -265,7 +265,7 @@ def test_json_arrives_as_the_values_that_it_is(values: list[str]) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5), st.booleans())
-def test_bytes_go_as_base64_message_by_message(messages: list[bytes], hold: bool) -> None:
+def test_bytes_are_sent_as_base64_one_event_per_message(messages: list[bytes], hold: bool) -> None:
     found = events(BYTES, messages, hold=hold)
     assert [b64decode(data, validate=True) for event in found for _, data in parse_events(event.payload)] == messages
     assert [event.end.message_index for event in found] == list(range(1, len(messages) + 1))
@@ -282,14 +282,14 @@ def control_data(wire: bytes) -> dict[str, object]:
     return found
 
 
-def test_control_event_carries_the_offset_to_continue_from() -> None:
+def test_control_event_has_the_offset_to_continue_from() -> None:
     assert control_data(control_event(str(Offset(1, 255)), "77", up_to_date=False, closed=False)) == {
         "streamNextOffset": "0000000000000001_00000000000000ff",
         "streamCursor": "77",
     }
 
 
-def test_a_control_event_at_the_tail_says_so() -> None:
+def test_control_event_at_the_tail_is_up_to_date() -> None:
     assert control_data(control_event(str(ZERO), "77", up_to_date=True, closed=False))["upToDate"] is True
 
 
@@ -305,12 +305,12 @@ def test_a_control_event_at_the_end_has_no_cursor() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 255, 4096])
-def test_a_chunk_says_its_length_in_hex(size: int) -> None:
+def test_chunk_begins_with_its_length_in_hex(size: int) -> None:
     assert as_chunk(b"x" * size) == f"{size:x}\r\n".encode() + b"x" * size + b"\r\n"
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5), st.data())
-def test_however_stored_json_is_sliced_the_array_is_the_same(messages: list[bytes], data: st.DataObject) -> None:
+def test_json_array_does_not_depend_on_the_slices(messages: list[bytes], data: st.DataObject) -> None:
     stored = b"".join(message.replace(b",", b".") + b"," for message in messages)
     cuts = data.draw(st.lists(st.integers(min_value=1, max_value=len(stored)), max_size=6))
     pieces = split_at(stored, cuts)

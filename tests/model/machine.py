@@ -373,7 +373,7 @@ class ProtocolMachine(MachineState):
                 return
         raise AssertionError(f"the state after the restart is none of the {len(candidates)} that are possible")
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def live_readers_have_all_durable_messages(self) -> None:

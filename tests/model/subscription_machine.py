@@ -232,7 +232,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), forged=st.sampled_from(["generation", "wake_id"]))
     def forge(self, data: st.DataObject, forged: str) -> None:
-        """A token is valid for its own wake only, whatever the body says."""
+        """A token is valid only for its own wake, regardless of the body."""
         lease = data.draw(st.sampled_from(self.leases))
         if lease.subscription_id not in self.server.alive:
             return
@@ -288,7 +288,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     def crash(self, fate: tuple[int, int]) -> None:
         self._do([], fate)
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def pending_links_have_messages_after_their_cursor(self) -> None:
@@ -346,7 +346,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
             if prefix in ("subscription", "wake", "link"):
                 assert rest.partition("/")[0] in self.server.alive, f"{key} was not removed"
 
-    # -- in the end
+    # -- teardown
 
     def teardown(self) -> None:
         """Run correct workers and a correct receiver: all pending work must be acked, and stay acked."""
@@ -379,7 +379,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.server.settle()
         assert not isinstance(answers[0], Refusal), answers
 
-    # -- inside
+    # -- implementation
 
     def _do(self, answers: list[Any], fate: tuple[int, int] | None, *involved: WorkerLease) -> None:
         """Run until the request that fills `answers` is done, or crash before that."""

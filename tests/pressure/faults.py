@@ -138,7 +138,7 @@ def keeps_freed_memory() -> None:
         """Do nothing, as if little had been freed."""
 
     MemoryReturn.check = nothing  # type: ignore[method-assign]
-    # What glibc raises it to by itself: then it keeps the memory of blocks that are smaller.
+    # The value that glibc itself would raise it to: it then keeps the memory of smaller blocks.
     memory.MAPPED_MIN_BYTES = 32 * 1024 * 1024  # type: ignore[misc]
 
 
@@ -158,7 +158,7 @@ def buffers_for_silent_readers() -> None:
     """A full socket does not stop the server from writing."""
 
     def ignored(self: Connection) -> None:
-        """Do nothing, as if the socket had room."""
+        """Do nothing, as if the socket were writable."""
 
     Connection.pause_writing = ignored  # type: ignore[method-assign]
 

@@ -244,7 +244,7 @@ class FaultyFilesystem:
         self.dead = True
         raise Crashed
 
-    # -- the seam --------------------------------------------------------------------------------------------------
+    # -- the interface -------------------------------------------------------------------------------------------------
 
     def create(self, path: Path) -> FileAppender:
         self.call("create", path)
@@ -370,7 +370,7 @@ class FaultyFilesystem:
     def boot_id(self) -> bytes:
         return self._boots.to_bytes(16, "little")
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation ------------------------------------------------------------------------------------------------
 
     def write(self, file: _File, path: Path, at: int, data: Bytes, life: int) -> int:
         number = self.call("write", path, life)

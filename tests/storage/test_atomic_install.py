@@ -95,7 +95,7 @@ def test_directory_is_not_a_store_after_a_kill_between_any_two_renames(
     assert content(target) == "again"
 
 
-def test_a_store_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
+def test_store_is_replaced_only_if_requested(tmp_path: Path) -> None:
     arrive(tmp_path / "t", "one")
     with pytest.raises(StorageError, match="already has a store"):
         arrive(tmp_path / "t", "two")

@@ -1,4 +1,4 @@
-"""The reserve of descriptors belongs to its store, and goes with it."""
+"""The reserve of descriptors is closed with its store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data directory is locked, carries a format, and says clearly why it cannot be opened."""
+"""A data directory is locked, has a format version, and reports clearly why it cannot be opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A journal that is copied while it is written: segments roll and are used again between any two calls."""
+"""Copies of a journal that is being written: segments roll and are recycled between any two calls."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SEGMENT_BYTES = 2000
 
 @pytest.fixture(autouse=True)
 def _nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is lost here, and syncs would take nearly all of the time."""
+    """There are no power losses here, and syncs would take nearly all of the time."""
     for name in ("sync_data", "sync_file"):
         monkeypatch.setattr(type(SYSTEM), name, lambda *_: None)
 
 
 class Writer:
-    """A journal with one batch after the other, each of one record with its number."""
+    """A journal with batches of one record, which contains its number."""
 
     def __init__(self, directory: Path) -> None:
         self.filesystem = RealFilesystem()
@@ -61,7 +61,7 @@ class Writer:
 
 
 class Busy(RealFilesystem):
-    """A file system on which something happens between any two calls of the one who copies."""
+    """A file system that runs another action between any two calls of the copy."""
 
     def __init__(self, happens: Callable[[], None]) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ def records_of(copy: Path, first_number: int) -> list[int]:
     ]
 
 
-def test_segments_that_appear_while_the_directory_is_read_leave_no_gap(tmp_path: Path) -> None:
-    """A later one of them may be listed, and an earlier one not."""
+def test_segments_created_while_the_directory_is_listed_leave_no_gap(tmp_path: Path) -> None:
+    """The listing may have a later one and lack an earlier one."""
     writer = Writer(tmp_path / "log")
     writer.roll(2)
     acknowledged = writer.journal.last_lsn
@@ -111,7 +111,7 @@ def test_segments_that_appear_while_the_directory_is_read_leave_no_gap(tmp_path:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_copy_is_the_journal_at_one_moment_while_segments_roll_and_are_used_again(tmp_path: Path, seed: int) -> None:
+def test_copy_is_consistent_while_segments_roll_and_are_recycled(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     writer = Writer(tmp_path / "log")
     writer.roll(3)
@@ -145,4 +145,4 @@ def test_copy_is_the_journal_at_one_moment_while_segments_roll_and_are_used_agai
         spares += any(path.name.startswith("spare-") for path in writer.directory.iterdir())
     writer.journal.close()
     assert copies >= 5
-    assert spares, "former segments were used again"
+    assert spares, "segments were recycled"

@@ -1,4 +1,4 @@
-"""The journal in a directory of its own: moved at a start, never lost, never another store's, covered by every tool."""
+"""A journal in a separate directory: moved at startup, never lost or confused, and included by every tool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAST = Path("/fast/disk")
 
 
 def run(directory: Path, journal: Path | None, mode: str = "file-durable", body: bytes = b"") -> int:
-    """One process of a store with one stream, which gets this body; returns how many bytes the stream then has."""
+    """Run one process that appends this body to the stream of a store; returns the size of the stream."""
     settings = StorageSettings(mode=mode, data_dir=directory, journal_dir=journal, acid_shard_count=2)
     storage = open_store(settings).storage
     try:
@@ -81,7 +81,7 @@ def test_the_journal_follows_the_setting_with_all_data(tmp_path: Path, mode: str
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_new_store_begins_there(tmp_path: Path, mode: str) -> None:
+def test_journal_of_a_new_store_is_created_in_the_configured_directory(tmp_path: Path, mode: str) -> None:
     data, fast = tmp_path / "data", tmp_path / "below" / "fast"
     assert run(data, fast, mode, b"12345") == 5
     assert segments(fast)
@@ -133,8 +133,8 @@ def test_a_journal_whose_disk_is_mounted_elsewhere_is_found(tmp_path: Path) -> N
     assert run(data, elsewhere) == 6
 
 
-def test_a_journal_has_one_user_at_a_time(tmp_path: Path) -> None:
-    """A copy of the data directory names the same journal."""
+def test_journal_is_locked_by_one_process(tmp_path: Path) -> None:
+    """A copy of the data directory refers to the same journal."""
     data, copy, fast = tmp_path / "data", tmp_path / "copy", tmp_path / "fast"
     run(data, fast, body=b"12345")
     shutil.copytree(data, copy)
@@ -148,7 +148,7 @@ def test_a_journal_has_one_user_at_a_time(tmp_path: Path) -> None:
         storage.close()
 
 
-def test_the_same_directory_by_another_name_is_not_emptied(tmp_path: Path) -> None:
+def test_journal_directory_under_another_name_is_not_emptied(tmp_path: Path) -> None:
     data, fast, link = tmp_path / "data", tmp_path / "fast", tmp_path / "link"
     run(data, fast, body=b"12345")
     link.symlink_to(fast)
@@ -161,18 +161,18 @@ def test_the_same_directory_by_another_name_is_not_emptied(tmp_path: Path) -> No
     assert run(data, fast) == 6
 
 
-def test_it_cannot_be_within_the_data_directory(tmp_path: Path) -> None:
+def test_journal_dir_cannot_be_within_the_data_directory(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be within"):
         run(tmp_path / "data", tmp_path / "data" / "journal")
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_check_copy_backup_restore_purge_and_stats_cover_it(tmp_path: Path, mode: str) -> None:
+def test_offline_tools_include_a_moved_journal(tmp_path: Path, mode: str) -> None:
     data, fast = tmp_path / "data", tmp_path / "fast"
     run(data, fast, mode, b"12345")
     assert list(check(data)) == []
     take_backup(data, tmp_path / "backup")
-    assert segments(tmp_path / "backup"), "a backup is complete by itself"
+    assert segments(tmp_path / "backup"), "a backup does not depend on the journal directory"
     assert not (tmp_path / "backup" / RECORD_NAME).exists()
     copy_between(data, mode, tmp_path / "copied", "file-durable", shard_count=2, map_bytes=2**30)
     assert run(tmp_path / "copied", None) == 5
@@ -191,7 +191,7 @@ def test_check_copy_backup_restore_purge_and_stats_cover_it(tmp_path: Path, mode
     assert [problem for problem in check(data) if str(segment) in problem]
 
 
-def test_stores_of_an_earlier_division_go_with_their_journals(tmp_path: Path) -> None:
+def test_journals_of_an_earlier_division_are_removed_with_their_stores(tmp_path: Path) -> None:
     data, fast = tmp_path / "data", tmp_path / "fast"
     stores = WorkerStores(1, "log", 16, 1, 2)
     run(data, fast, body=b"1")
@@ -205,7 +205,7 @@ def test_stores_of_an_earlier_division_go_with_their_journals(tmp_path: Path) ->
     assert run(stores.directory(data, 0), fast) == 3
 
 
-def test_only_the_user_of_the_server_can_read_it(tmp_path: Path) -> None:
+def test_moved_journal_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         run(tmp_path / "data", tmp_path / "fast", body=b"secret")
@@ -249,7 +249,7 @@ def test_a_crash_in_any_call_of_a_move_loses_nothing(
             process.storage.close()
             filesystem.crash(power=power)
         places = {str(Path(name).parent) for name in filesystem.snapshot() if name.endswith(".log")}
-        assert len(places) == 1, "what was moved is removed"
+        assert len(places) == 1, "the old location is empty"
         assert (str(DATA / "log") in places) == (after is None)
         if is_past_the_end:
             return
@@ -257,5 +257,5 @@ def test_a_crash_in_any_call_of_a_move_loses_nothing(
 
 
 def random_setting(number: int, *settings: Path | None) -> Path | None:
-    """After the crash, the operator may start with the setting of before."""
+    """After the crash, the operator may start with the previous setting."""
     return settings[number % len(settings)]

@@ -23,7 +23,7 @@ MODES = ["file-fast", "file-durable", "acid"]
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """The widest one."""
+    """Set the least restrictive umask."""
     before = os.umask(0)
     yield
     os.umask(before)

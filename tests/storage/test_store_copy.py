@@ -131,7 +131,7 @@ def test_copy_can_change_the_shard_count_and_accepts_writes(tmp_path: Path) -> N
     assert after[1][stream.name] == [*before[1][stream.name], b"more"]
 
 
-def test_what_forks_share_is_kept_once(tmp_path: Path) -> None:
+def test_shared_data_of_forks_is_copied_once(tmp_path: Path) -> None:
     store = open_store("file-durable", tmp_path / "a")
     driver = Driver([store])
     driver.recover(store)

@@ -268,7 +268,7 @@ class Unsynced:
         self.close = appender.close
 
     def sync(self) -> None:
-        """Left out."""
+        """Do nothing: the sync is omitted."""
 
 
 def open_lax(options: dict[str, bool]) -> None:

@@ -69,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         streams = [stream for stream in self.driver.catalog if not stream.deleted]
         return streams[draw % len(streams)] if streams else None
 
-    # -- what clients do -------------------------------------------------------------------------------------------
+    # -- operations of clients -----------------------------------------------------------------------------------------
 
     @rule(name=st.sampled_from(NAMES), messages=st.one_of(st.just([]), MESSAGES), closed=st.booleans())
     def create(self, name: str, messages: list[bytes], closed: bool) -> None:
@@ -144,7 +144,7 @@ class Machine(RuleBasedStateMachine):
         if stream is not None:
             self.driver.delete(stream)
 
-    # -- what happens to the store ---------------------------------------------------------------------------------
+    # -- operations of the store ---------------------------------------------------------------------------------
 
     @rule()
     def commit(self) -> None:
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
             floor = self.driver.floor(stream)
             store.trim(stream.id, floor.message_index, floor.byte_position)
 
-    # -- what must always hold -------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     @rule(draw=st.integers(0, 99), low=st.integers(0, 99), high=st.integers(0, 99), room=st.integers(0, 200))
     def read(self, draw: int, low: int, high: int, room: int) -> None:

@@ -63,7 +63,7 @@ def crashes() -> None:
 
 
 def more_crashes() -> None:
-    """For faults that only one history in a hundred shows."""
+    """Check more histories, for faults that only one in a hundred shows."""
     run_seeds(range(2150, 2400), generations=4)
 
 
@@ -86,7 +86,7 @@ def failed_syncs() -> None:
 
 
 def nothing(*_: object) -> None:
-    """Replacement for a step that is left out."""
+    """Do nothing: replaces a step that is omitted."""
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

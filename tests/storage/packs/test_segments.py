@@ -135,7 +135,7 @@ def syncs_of_an_append(process: SimulatedProcess) -> int:
 
 
 def test_write_that_waits_for_two_syncs_is_announced() -> None:
-    """The engine writes it on a thread: on the event loop everyone would wait for both."""
+    """The engine writes it on a thread: on the event loop all clients would wait for both."""
     process = started()
     process.filesystem.traces = True
     announced = set()
@@ -147,7 +147,7 @@ def test_write_that_waits_for_two_syncs_is_announced() -> None:
     assert announced == {False, True}
 
 
-def test_segment_that_is_ready_a_moment_too_late_does_not_change_what_was_announced() -> None:
+def test_segment_that_becomes_ready_late_does_not_change_the_announced_syncs() -> None:
     process = started()
     process.filesystem.traces = True
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_io_error_while_the_next_segment_is_filled_stops_writes() -> None:
         append(process, APPENDS_PER_SEGMENT)
 
 
-def test_former_segment_is_overwritten_and_its_batches_never_count() -> None:
+def test_recycled_segment_is_overwritten_and_its_old_batches_are_ignored() -> None:
     process = recycled()
     expected = content(process)
     for power in (False, True):

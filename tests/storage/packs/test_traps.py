@@ -162,7 +162,7 @@ def test_t5_failed_write_or_sync_is_never_retried(call: str, code: int) -> None:
     assert model_of(process.catalog, process.storage).dump() in expected
 
 
-def test_t6_write_truncated_by_a_full_disk_shifts_nothing() -> None:
+def test_t6_write_truncated_by_a_full_disk_does_not_shift_positions() -> None:
     """Neither the positions of later messages nor the detection of duplicates change."""
     for seed in range(30):
         process = fresh(StoreSettings(reserve_bytes=0), seed=seed)
@@ -309,7 +309,7 @@ def test_t9_unreadable_data_fails_the_start(code: int) -> None:
             SimulatedProcess(bench.filesystem, Random(1), settings=bench.settings)
 
 
-def test_t10_removal_returns_every_byte_to_every_counter() -> None:
+def test_t10_removal_resets_every_counter() -> None:
     bench = Bench()
     process = bench.process
     for round_ in range(5):

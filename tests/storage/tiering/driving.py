@@ -1,4 +1,4 @@
-"""A tiered store that is driven as the engine does it, in the steps that a test asks for."""
+"""A tiered store that a test drives step by step, in the way that the engine does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TieredRun:
         return self.storage._cold._tier
 
     def save(self) -> None:
-        """Commit what is queued, and wait for a checkpoint of it on the local disk."""
+        """Commit the queued records, and wait until a checkpoint has saved them on the local disk."""
         self.driver.commit()
         maintenance = self.storage._maintenance
         assert maintenance is not None
@@ -56,12 +56,12 @@ class TieredRun:
         wait_until(is_saved, what="a checkpoint", every_s=0.0005)
 
     def store(self) -> None:
-        """The same, and wait until the object store has it too."""
+        """Commit and save, and wait until the object store has the checkpoint too."""
         self.save()
         wait_until(lambda: self.uploader.is_current or self.uploader.failure, what="the upload", every_s=0.001)
 
     def tidy(self) -> None:
-        """Let the chores run until there are none: merged packs, evictions."""
+        """Run the chores (merges and evictions) until there are none left."""
         maintenance = self.storage._maintenance
         assert maintenance is not None
 
@@ -69,7 +69,7 @@ class TieredRun:
             if maintenance._chores is None:
                 maintenance._chores_at = 0.0
             self.storage.maintain(lambda _: None)
-            # The time of the next look is set when the chores begin.
+            # The time of the next chores is set when they begin.
             return maintenance.idle and maintenance._chores is None and maintenance._chores_at > 0.0
 
         wait_until(is_tidy, what="the chores", every_s=0.0005)

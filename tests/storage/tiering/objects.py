@@ -1,4 +1,4 @@
-"""Object stores for tests: obstore's own in memory, and one around it that can be switched off."""
+"""Object stores for tests: obstore's in-memory store, and a wrapper that can be switched off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def memory_objects() -> ObjectStoreObjects:
 
 
 class SwitchedObjects:
-    """A store that does not answer while `is_down`, and says what was asked of it. Calls can be intercepted."""
+    """A store that fails while `is_down`, and records its requests. Calls can be intercepted."""
 
     def __init__(self, objects: ObjectStoreObjects) -> None:
         self._objects = objects

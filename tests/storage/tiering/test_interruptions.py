@@ -1,5 +1,5 @@
-"""Every request to the object store is the last one of its process, done or not: nothing that was acknowledged is lost,
-and every `HEAD` leads to objects that are there."""
+"""Processes that end at any request to the object store, performed or not: nothing acknowledged is lost, and every
+`HEAD` refers to existing objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MESSAGES = [b"first" * 1000, b"second" * 1000]
 
 
 class Interrupted(SwitchedObjects):
-    """From request number `last` on there is no answer; that request itself is done or not."""
+    """Requests from number `last` get no response; that request itself is performed or not."""
 
     last = 10**9
     is_done = False
@@ -63,7 +63,7 @@ class Interrupted(SwitchedObjects):
 
 
 def check_head(objects: Objects, directory: Path) -> None:
-    """Whether everything that `HEAD` leads to is there."""
+    """Check that everything that `HEAD` refers to exists."""
     head = ClaimedPrefix(objects).head
     if head is None or not head.parts:
         return
@@ -87,7 +87,9 @@ def append_all(run: TieredRun, done: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "answer lost"])
-def test_any_request_can_be_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
+def test_interruption_at_any_request_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
     # The test itself makes the uploader's steps, so that the requests are the same in each round.
     monkeypatch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
     last = 0
@@ -117,7 +119,7 @@ def test_any_request_can_be_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert last >= 10, "there were many requests"
 
 
-def test_a_lost_answer_to_a_commit_is_not_taken_for_another_server(
+def test_lost_response_to_a_commit_is_not_mistaken_for_another_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
@@ -131,7 +133,7 @@ def test_a_lost_answer_to_a_commit_is_not_taken_for_another_server(
         with objects.answering(2, is_done=True), pytest.raises(ObjectStoreError):
             run.uploader.step()
         assert objects.asked[-1][0] == "replace"
-        # Not the same content again: there is a newer manifest meanwhile.
+        # There is a newer manifest now, so the content differs.
         run.driver.append(stream, [b"z"])
         run.save()
         run.uploader.step()
@@ -141,7 +143,7 @@ def test_a_lost_answer_to_a_commit_is_not_taken_for_another_server(
         assert head.lsn == run.storage._unsaved.lsn
 
 
-def test_head_of_a_lost_answer_leads_to_what_it_named_whatever_the_next_attempt_does(
+def test_objects_of_a_commit_with_a_lost_response_are_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
@@ -157,7 +159,7 @@ def test_head_of_a_lost_answer_leads_to_what_it_named_whatever_the_next_attempt_
         named = ClaimedPrefix(objects).head
         assert named is not None
         assert run.uploader._done is not run.uploader._state
-        # A newer manifest meanwhile, and the process dies before it can replace HEAD.
+        # There is a newer manifest now, and the process dies before it can replace HEAD.
         run.driver.append(stream, [b"z"])
         run.save()
         with objects.answering(2, is_done=False), pytest.raises(ObjectStoreError):
@@ -165,7 +167,7 @@ def test_head_of_a_lost_answer_leads_to_what_it_named_whatever_the_next_attempt_
         assert objects.asked[-1] == ("replace", "HEAD")
         assert ClaimedPrefix(objects).head == named
         assert {part.key: part.size for part in named.parts}.items() <= objects.sizes("manifest/").items()
-        # Objects of attempts that HEAD does not lead to are deleted.
+        # Objects of attempts that HEAD does not refer to are deleted.
         run.uploader.step()
         run.uploader.step()
         head = ClaimedPrefix(objects).head

@@ -1,4 +1,4 @@
-"""Packs in an object store: what is there after each step, what is read back from it, and what a lost disk costs."""
+"""Packs in an object store: uploads, reads, eviction, and the loss of the local disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filled(run: TieredRun, name: str = "s", messages: list[bytes] = LARGE) -> St
     return stream
 
 
-def test_a_checkpoint_brings_its_packs_and_the_manifest_to_the_store(tmp_path: Path) -> None:
+def test_checkpoint_uploads_its_packs_and_the_manifest(tmp_path: Path) -> None:
     objects = memory_objects()
     with opened(objects, tmp_path / "data") as run:
         stream = filled(run)
@@ -55,7 +55,7 @@ def test_a_checkpoint_brings_its_packs_and_the_manifest_to_the_store(tmp_path: P
         assert {name[:6] for name in run.local_packs()} == {"000001", "000002"}
 
 
-def test_what_is_not_on_the_disk_is_fetched_in_blocks(tmp_path: Path) -> None:
+def test_data_that_is_not_on_the_disk_is_fetched_in_blocks(tmp_path: Path) -> None:
     objects = SwitchedObjects(memory_objects())
     with opened(objects, tmp_path / "data", cache_bytes=0) as run:
         stream = filled(run, messages=24 * LARGE)
@@ -66,14 +66,14 @@ def test_what_is_not_on_the_disk_is_fetched_in_blocks(tmp_path: Path) -> None:
         assert messages_of(run.storage, stream) == 24 * LARGE
         fetched = objects.count("read")
         assert messages_of(run.storage, stream) == 24 * LARGE
-        assert objects.count("read") == fetched, "what was fetched is kept"
+        assert objects.count("read") == fetched, "fetched blocks are cached"
         run.tidy()
-        assert list((tmp_path / "data" / "cache").iterdir()) == [], "until it is too much"
+        assert list((tmp_path / "data" / "cache").iterdir()) == [], "the cache is limited"
         assert messages_of(run.storage, stream) == 24 * LARGE
         assert objects.count("read") > fetched
 
 
-def test_the_event_loop_does_not_wait_for_the_store(tmp_path: Path) -> None:
+def test_event_loop_does_not_wait_for_the_object_store(tmp_path: Path) -> None:
     objects = SwitchedObjects(memory_objects())
     with opened(objects, tmp_path / "data", cache_bytes=0) as run:
         stream = filled(run)
@@ -96,7 +96,7 @@ def test_the_event_loop_does_not_wait_for_the_store(tmp_path: Path) -> None:
         assert missed.value.fetched.exception(60) is not None
 
 
-def test_the_cache_keeps_what_was_read_last(tmp_path: Path) -> None:
+def test_cache_keeps_the_most_recently_read_data(tmp_path: Path) -> None:
     objects = memory_objects()
     with opened(objects, tmp_path / "data", cache_bytes=1_200_000) as run:
         streams = []
@@ -111,7 +111,7 @@ def test_the_cache_keeps_what_was_read_last(tmp_path: Path) -> None:
             assert messages_of(run.storage, stream) == LARGE
 
 
-def test_writes_continue_without_the_store_until_too_much_waits(tmp_path: Path) -> None:
+def test_writes_continue_without_the_object_store_up_to_the_backlog_limit(tmp_path: Path) -> None:
     objects = SwitchedObjects(memory_objects())
     with opened(objects, tmp_path / "data", backlog_bytes=700_000) as run:
         filled(run)
@@ -132,7 +132,7 @@ def test_writes_continue_without_the_store_until_too_much_waits(tmp_path: Path) 
         assert messages_of(run.storage, stream) == LARGE
 
 
-def test_a_restart_continues_to_store_what_is_waiting(tmp_path: Path) -> None:
+def test_restart_continues_waiting_uploads(tmp_path: Path) -> None:
     objects = SwitchedObjects(memory_objects())
     with opened(objects, tmp_path / "data") as run:
         filled(run)
@@ -182,7 +182,7 @@ def test_a_directory_that_lost_its_journal_does_not_start(tmp_path: Path) -> Non
         pass
 
 
-def test_a_server_that_was_replaced_stops_and_deletes_nothing(tmp_path: Path) -> None:
+def test_replaced_server_stops_and_deletes_nothing(tmp_path: Path) -> None:
     objects = memory_objects()
     with opened(objects, tmp_path / "old", grace_s=0.0) as old:
         stream = filled(old)
@@ -200,7 +200,7 @@ def test_a_server_that_was_replaced_stops_and_deletes_nothing(tmp_path: Path) ->
             with pytest.raises(WriteFailedError):
                 old.storage.write([])
             after = objects.sizes("")
-            assert {key: after.get(key) for key in before} == before, "nothing of the new one's was touched"
+            assert {key: after.get(key) for key in before} == before, "the objects of the new server are unchanged"
             assert messages_of(new.storage, heir) == [*LARGE, b"of the new one"]
     with pytest.raises(StorageError, match="taken over"), opened(objects, tmp_path / "old"):
         pass
@@ -217,7 +217,7 @@ def test_two_directories_do_not_share_a_prefix(tmp_path: Path) -> None:
         pass
 
 
-def test_a_plain_directory_moves_into_the_store(tmp_path: Path) -> None:
+def test_plain_directory_is_uploaded_to_the_object_store(tmp_path: Path) -> None:
     from headwater.storage.filesystem import RealFilesystem
     from headwater.storage.packs.pack_store import file_storage
     from tests.storage.acid.driver import Driver
@@ -268,7 +268,7 @@ def test_a_store_that_cannot_be_reached_is_refused_at_the_start(tmp_path: Path) 
         pass
 
 
-def test_objects_that_are_not_needed_any_more_go_after_the_grace_period(tmp_path: Path) -> None:
+def test_unreferenced_objects_are_deleted_after_the_grace_period(tmp_path: Path) -> None:
     objects = memory_objects()
     with opened(objects, tmp_path / "data") as run:
         stream = filled(run)
@@ -288,7 +288,7 @@ def test_objects_that_are_not_needed_any_more_go_after_the_grace_period(tmp_path
         assert run.driver.catalog.by_name.keys() == {"t", "u"}
 
 
-def test_blobs_follow_the_packs(tmp_path: Path) -> None:
+def test_blobs_are_uploaded_and_deleted_like_packs(tmp_path: Path) -> None:
     objects = memory_objects()
     content = b"snapshot" * 100_000
     with opened(objects, tmp_path / "data", cache_bytes=0, grace_s=0.0) as run:
@@ -305,7 +305,7 @@ def test_blobs_follow_the_packs(tmp_path: Path) -> None:
             assert blob.read(0, blob.size) == content
         blobs.delete(8)
         with closing(blobs.open(8)) as blob:
-            assert blob.size == len(content), "a manifest in the store may lead to it still"
+            assert blob.size == len(content), "a manifest in the object store may still refer to it"
         run.driver.create("t", [b"x"])
         run.store()
         wait_until(lambda: len(objects.sizes("blobs/")) == 1, what="it is deleted")
