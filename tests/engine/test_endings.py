@@ -30,9 +30,9 @@ def test_a_stream_can_be_read_in_pieces_until_its_deletion_is_durable(commit: Co
 @pytest.mark.parametrize("use", ["read", "unfollow"])
 def test_reading_extends_the_ttl_until_the_deletion_is_durable(use: str, has_fork: bool, commit: CommitMode) -> None:
     rig = Rig(commit=commit)
-    stream = rig.there("a", b"x", ttl_secs=2)
+    stream = rig.created("a", b"x", ttl_secs=2)
     if has_fork:
-        rig.there("b", source="a", ttl_secs=60)
+        rig.created("b", source="a", ttl_secs=60)
     reader = rig.follow(stream)
     rig.delete("a")
     if use == "unfollow":

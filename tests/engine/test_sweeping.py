@@ -132,7 +132,7 @@ def test_tick_either_sweeps_or_rebuilds_the_heap(monkeypatch: pytest.MonkeyPatch
         rig.delete(f"deleted{number}")
     swept = rig.engine._sweeper
     steps: list[str] = []
-    for name in ("sweep", "_take_back", "_rebuild"):
+    for name in ("sweep", "_put_back_released", "_rebuild"):
         monkeypatch.setattr(swept, name, partial(record, steps, name, getattr(swept, name)))
     rig.clock.at_ms += 1000
     swept._tick()

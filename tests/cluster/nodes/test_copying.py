@@ -28,7 +28,7 @@ from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.offline.check import check
 from headwater.storage.offline.stats import offline_stats
 from headwater.storage.offline.store_copy import copy_between
-from headwater.storage.tiering.home import Home
+from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
 from headwater.storage.tiering.object_store import ObjectStoreObjects
 from headwater.storage.tiering.restore import restore_replicated
 from tests.cluster.nodes.clusters import SECRET
@@ -208,7 +208,7 @@ def test_shard_is_fetched_again_if_its_owner_trims_the_journal_meanwhile(
         restored.append(arguments)
         if len(restored) == 1:
             # The owner takes the shard in this moment: HEAD is another one.
-            home = Home(stores[f"{COLD}/shard-000"])
+            home = ClaimedPrefix(stores[f"{COLD}/shard-000"])
             assert home.head is not None
             home._put(home.head)
 

@@ -38,7 +38,7 @@ from headwater.storage.offline.check import check
 from headwater.storage.offline.division import CopiedStore, divide
 from headwater.storage.offline.families import family_of
 from headwater.storage.packs.pack_store import FAMILY
-from headwater.storage.tiering.home import VERSION, ColdMark, Home, StoreHead, write_mark
+from headwater.storage.tiering.claimed_prefix import VERSION, ClaimedPrefix, ColdMark, StoreHead, write_mark
 from headwater.storage.tiering.objects import Objects, ObjectStoreError
 from headwater.storage.tiering.open import TierSettings, open_objects, open_tiered
 from headwater.storage.tiering.restore import restore_replicated
@@ -98,7 +98,7 @@ class _JournalSnapshot:
 def _fetch(connection: Connection, shard: int, objects: Objects, directory: Path) -> None:
     """Make the store of a shard. Its owner may store a newer manifest and trim the journal at any moment."""
     for _ in range(ATTEMPTS):
-        head = Home(objects).head
+        head = ClaimedPrefix(objects).head
         problem: CorruptError | None = None
         filesystem = RealFilesystem()
         with suppress(FileNotFoundError):
@@ -119,7 +119,7 @@ def _fetch(connection: Connection, shard: int, objects: Objects, directory: Path
             write_mark(filesystem, directory, ColdMark(VERSION, objects.url, head.store, head.epoch))
             filesystem.make_directory(directory / BLOBS_NAME)
         # What was trimmed since `head` was read is in the manifest of the next one.
-        if Home(objects).head == head:
+        if ClaimedPrefix(objects).head == head:
             if problem is not None:
                 raise problem
             return
@@ -209,6 +209,6 @@ def _upload(objects: Objects, directory: Path) -> None:
             time.sleep(_UPLOAD_CHECK_S)
     finally:
         storage.close()
-    head = Home(objects).head
+    head = ClaimedPrefix(objects).head
     assert head is not None
     assert (head.epoch, head.lsn) == (COPIED_EPOCH, 0), "everything of a new copy is in packs"
