@@ -128,7 +128,6 @@ dist: $(VENV)/.dev ## Build the source distribution and the wheels, pure and com
 	HEADWATER_BUILD=pure $(BIN)/python -m hatchling build -t wheel -d dist
 	scripts/newcomer --wheel dist/headwater-*-none-any.whl --build pure
 	scripts/newcomer --wheel dist/headwater-*-cp*.whl --build compiled
-	@$(PIP) install --no-build-isolation --no-deps --editable .
 
 .PHONY: clean
 clean: ## Delete the environment, caches and installed packages (not ./data)

@@ -20,59 +20,71 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PARTS = ("src/headwater/native/json_scan.pyx",)
+PACKAGE = "src/headwater/native"
+PARTS = ("json_scan.pyx",)
 FLAGS = ("-O3", "-fPIC", "-fwrapv", "-DNDEBUG", "-w")
 
 
 class CompiledParts(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
+    _temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         choice = os.environ.get("HEADWATER_BUILD", "auto")
         if choice not in ("auto", "pure", "compiled"):
             raise ValueError(f"HEADWATER_BUILD is {choice!r}; use auto, pure or compiled.")
-        sources = [Path(self.root, part) for part in PARTS]
-        for source in sources:
-            target(source).unlink(missing_ok=True)
-        if choice == "pure":
-            return
+        if version == "editable":
+            built = Path(self.root, PACKAGE)
+        else:
+            # Not into the tree, which may be an editable installation in use.
+            self._temporary = tempfile.TemporaryDirectory()
+            built = Path(self._temporary.name)
         try:
-            for source in sources:
-                compile_part(source, target(source))
+            if choice == "pure":
+                raise RuntimeError("HEADWATER_BUILD is pure")
+            compiled = [compile_part(Path(self.root, PACKAGE, name), built) for name in PARTS]
         except Exception as error:
-            for source in sources:
-                target(source).unlink(missing_ok=True)
             if choice == "compiled":
+                self._clean_up()
                 raise
             self.app.display_debug(f"built in pure Python: {error}")
+            for name in PARTS:
+                compiled_path(built, name).unlink(missing_ok=True)
             return
         if version != "editable":
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
-            for source in sources:
-                place = target(source)
-                build_data["force_include"][str(place)] = str(place.relative_to(Path(self.root, "src")))
+            for part in compiled:
+                build_data["force_include"][str(part)] = f"{PACKAGE.removeprefix('src/')}/{part.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
 
-def target(source: Path) -> Path:
-    return source.with_name(source.stem + sysconfig.get_config_var("EXT_SUFFIX"))
+def compiled_path(directory: Path, name: str) -> Path:
+    return directory / f"{Path(name).stem}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
-def compile_part(source: Path, place: Path) -> None:
+def compile_part(source: Path, directory: Path) -> Path:
+    """Compile a source file into an extension module in this directory; returns its path."""
     if sys.byteorder != "little":
         raise RuntimeError("the compiled parts need a little-endian machine")
-    with tempfile.TemporaryDirectory() as directory:
-        generated = Path(directory, source.stem + ".c")
-        built = Path(directory, place.name)
+    place = compiled_path(directory, source.name)
+    with tempfile.TemporaryDirectory() as temporary:
+        generated = Path(temporary, source.stem + ".c")
+        built = Path(temporary, place.name)
         _run([sys.executable, "-m", "cython", "-3", "--output-file", str(generated), str(source)])
         link = shlex.split(sysconfig.get_config_var("LDSHARED"))
-        include = sysconfig.get_path("include")
-        _run([*link, *FLAGS, f"-I{include}", str(generated), "-o", str(built)])
+        _run([*link, *FLAGS, f"-I{sysconfig.get_path('include')}", str(generated), "-o", str(built)])
         # Renamed into its place, because a running server may have the previous file mapped.
-        temporary = place.with_suffix(".tmp")
-        temporary.write_bytes(built.read_bytes())
-        temporary.chmod(0o755)
-        temporary.replace(place)
+        complete = place.with_suffix(".tmp")
+        complete.write_bytes(built.read_bytes())
+        complete.chmod(0o755)
+        return complete.replace(place)
 
 
 def _run(command: list[str]) -> None:

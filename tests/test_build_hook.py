@@ -34,10 +34,12 @@ def build(tree: Path, monkeypatch: pytest.MonkeyPatch, choice: str, version: str
     data: dict[str, Any] = {"pure_python": True, "force_include": {}}
     hook = hatch_build.CompiledParts(str(tree), {}, absent, absent, str(tree), "wheel", Application())
     hook.initialize(version, data)
+    data["built"] = [Path(path).stat().st_size > 0 for path in data["force_include"]]
+    hook.finalize(version, data, "")
     return data
 
 
-def compiled(tree: Path) -> list[Path]:
+def built_in(tree: Path) -> list[Path]:
     return list(tree.rglob("*" + sysconfig.get_config_var("EXT_SUFFIX")))
 
 
@@ -50,9 +52,10 @@ def test_a_machine_that_cannot_compile_gets_pure_python(
     else:
         known = sysconfig.get_config_var
         monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "false" if name == "LDSHARED" else known(name))
-    data = build(tree, monkeypatch, "auto")
-    assert data == {"pure_python": True, "force_include": {}}
-    assert compiled(tree) == []
+    for version in ("standard", "editable"):
+        data = build(tree, monkeypatch, "auto", version)
+        assert data == {"pure_python": True, "force_include": {}, "built": []}
+        assert built_in(tree) == []
     assert capfd.readouterr() == ("", "")
     with pytest.raises(RuntimeError, match="failed"):
         build(tree, monkeypatch, "compiled")
@@ -68,9 +71,11 @@ def test_pure_build_removes_what_was_compiled_before(tree: Path, monkeypatch: py
 @pytest.mark.skipif(native.BUILD == "pure", reason="this environment was built without a compiler")
 def test_wheel_with_compiled_parts_is_for_one_platform(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = build(tree, monkeypatch, "compiled")
-    assert (data["pure_python"], data["infer_tag"]) == (False, True)
-    [part] = compiled(tree)
-    assert data["force_include"] == {str(part): f"headwater/native/{part.name}"}
+    assert (data["pure_python"], data["infer_tag"], data["built"]) == (False, True, [True])
+    name = "json_scan" + sysconfig.get_config_var("EXT_SUFFIX")
+    assert list(data["force_include"].values()) == [f"headwater/native/{name}"]
+    # The tree may be an editable installation in use.
+    assert built_in(tree) == []
 
 
 def test_unknown_choice_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
