@@ -131,7 +131,7 @@ dist: $(VENV)/.dev ## Build the source distribution and the wheels, pure and com
 
 .PHONY: clean
 clean: ## Delete the environment, caches and installed packages (not ./data)
-	rm -rf $(VENV) $(NPM_DIR)/node_modules $(EXAMPLES_NPM) build dist src/headwater/native/*.so
+	rm -rf $(VENV) $(NPM_DIR)/node_modules $(EXAMPLES_NPM) build dist src/headwater/core/native/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -163,7 +163,7 @@ $(BIN)/python:
 	@python=$$(scripts/find-python) && echo "creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
 
 # Compiles what is optional if there is a compiler; HEADWATER_BUILD=pure prevents it.
-$(VENV)/.package: pyproject.toml requirements/build.txt hatch_build.py $(wildcard src/headwater/native/*.pyx) src/headwater/__init__.py | $(BIN)/python
+$(VENV)/.package: pyproject.toml requirements/build.txt hatch_build.py $(wildcard src/headwater/core/native/*.pyx) src/headwater/__init__.py | $(BIN)/python
 	@echo "installing the package"
 	@$(PIP) install --require-hashes -r requirements/build.txt
 	@$(PIP) install --no-build-isolation --no-deps --editable .

@@ -20,7 +20,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = "src/headwater/native"
+PACKAGE = "src/headwater/core/native"
 PARTS = ("json_scan.pyx",)
 FLAGS = ("-O3", "-fPIC", "-fwrapv", "-DNDEBUG", "-w")
 

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwater import native
 from headwater.config import Settings, StorageSettings
+from headwater.core import native
 from headwater.engine.engine import Engine
 from headwater.engine.stores import open_store
 from headwater.http.connection import Connection

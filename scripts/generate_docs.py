@@ -75,7 +75,6 @@ PACKAGES = {
     "storage": (1, 2, "journal and cold store"),
     "core": (1, 3, "rules, without I/O"),
     "operating_system": (1, 4, "Linux and macOS"),
-    "native": (1, 5, "optional compiled part"),
     "client": (2, 0, "the protocol client"),
     "stack": (3, 1, "Envoy and Postgres"),
     "pipeline": (2, 2, "jobs"),
@@ -106,7 +105,7 @@ def packages_picture() -> str:
         raise SystemExit(f"give {', '.join(sorted(unknown))} a place in PACKAGES of scripts/generate_docs.py")
     arrows = "".join(_arrow(source, target) for source, target in sorted(_imports()) if target in packages)
     boxes = "".join(_box(package) for package in PACKAGES if package in packages)
-    size = f'viewBox="0 0 {4 * _COLUMN} {6 * _ROW_HEIGHT}"'
+    size = f'viewBox="0 0 {4 * _COLUMN} {5 * _ROW_HEIGHT}"'
     tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
         ' orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>'
@@ -122,8 +121,6 @@ def _imports() -> set[tuple[str, str]]:
         package = module.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if isinstance(node, ast.ImportFrom) and node.module == "headwater":
-                names = [f"headwater.{alias.name}" for alias in node.names]
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             targets = [name.split(".")[1] for name in names if name.startswith("headwater.")]
             found |= {(package, target) for target in targets if package not in {target, "__init__"}}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from headwater import native
+from headwater.core import native
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PART = "src/headwater/native/json_scan.pyx"
+PART = "src/headwater/core/native/json_scan.pyx"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_wheel_with_compiled_parts_is_for_one_platform(tree: Path, monkeypatch: 
     data = build(tree, monkeypatch, "compiled")
     assert (data["pure_python"], data["infer_tag"], data["built"]) == (False, True, [True])
     name = "json_scan" + sysconfig.get_config_var("EXT_SUFFIX")
-    assert list(data["force_include"].values()) == [f"headwater/native/{name}"]
+    assert list(data["force_include"].values()) == [f"headwater/core/native/{name}"]
     # The tree may be an editable installation in use.
     assert built_in(tree) == []
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import headwater
-from headwater import native
+from headwater.core import native
 from tests.serving import serve, server_environment
 
 

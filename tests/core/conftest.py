@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater import native
+from headwater.core import native
 
 BUILDS = ["pure"] if native.BUILD == "pure" else ["pure", "compiled"]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater import native
+from headwater.core import native
 from headwater.core.content import Messages, split_json
 from headwater.core.errors import Refusal
 

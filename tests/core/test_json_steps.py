@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater import native
-from headwater.core import json_steps
+from headwater.core import json_steps, native
 from headwater.core.content import Messages, elements_of, split_json
 from headwater.core.errors import EmptyBody, InvalidJson, MessageTooLarge, Refusal, TooManyMessages
 from headwater.core.json_steps import needs_steps, split_json_in_steps

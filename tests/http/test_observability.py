@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import headwater
-from headwater import native
+from headwater.core import native
 from tests.http.protocol import Stream, assert_problem, stream_on
 from tests.http.sse_reader import SseReader
 from tests.http.subscribing import Subscription, acks_of

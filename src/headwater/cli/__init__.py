@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import headwater
-from headwater import native
 from headwater.cli.errors import RUNTIME, USAGE, CommandError
+from headwater.core import native
 from headwater.printable import printable
 
 

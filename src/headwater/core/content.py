@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater import native
+from headwater.core import native
 from headwater.core.errors import EmptyBody, InvalidContentType, InvalidJson
 
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from headwater import native
+from headwater.core import native
 from headwater.core.content import NO_MESSAGES, Messages, elements_of, invalid_json, split_json
 from headwater.core.errors import EmptyBody, InvalidJson, MessageTooLarge, TooManyMessages
 

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from headwater import native
+from headwater.core import native
 from headwater.engine.namespaces import Namespaces
 from headwater.http.context import Context
 from headwater.http.headers import NO_STORE, OK

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from headwater import native
+from headwater.core import native
 from headwater.storage.arrival_times import TimeRun
 
 BLOCK_BYTES: Final = 256 * 1024

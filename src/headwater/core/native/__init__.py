@@ -39,7 +39,7 @@ scan: ScanElements = pure_scan
 extend_ends: ExtendEnds = pure_extend_ends
 if not os.environ.get("HEADWATER_PURE"):
     try:
-        json_scan = import_module("headwater.native.json_scan")
+        json_scan = import_module("headwater.core.native.json_scan")
     except ImportError:
         # Built without a compiler, or for another version of Python.
         pass
