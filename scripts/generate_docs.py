@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import headwater.core.http_errors  # noqa: F401 - its errors are in the table
 from headwater.config.describe import Described, described_settings
 from headwater.config.sections import Settings
 from headwater.core.errors import Refusal
@@ -215,7 +216,7 @@ def _refusals(base: type[Refusal]) -> Iterator[type[Refusal]]:
 def _cause_and_remedy(kind: type[Refusal]) -> tuple[str, str]:
     cause, _, remedy = (vars(kind).get("__doc__") or "").partition("\n\n")
     if not cause or not remedy:
-        raise SystemExit(f"the docstring of {kind.__name__} in core/errors.py must state a cause and a remedy")
+        raise SystemExit(f"the docstring of {kind.__name__} in headwater.core must state a cause and a remedy")
     return " ".join(cause.split()), " ".join(remedy.split())
 
 

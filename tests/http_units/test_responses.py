@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import headwater.core.http_errors  # noqa: F401 - its errors are rendered too
 from headwater.core.errors import Refusal, SequenceGap, StreamClosed
 from headwater.core.offsets import ZERO, Offset, format_token
 from headwater.core.records import Image

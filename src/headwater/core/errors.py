@@ -1,7 +1,8 @@
 """Protocol errors: the status, the stable code, the message and the headers of every rejected request.
 
 One class for each code. Its docstring states the cause and, in a second paragraph, the remedy; both are published in
-docs/api.md. Invariant: no other module chooses the status of an error.
+docs/api.md. Errors of the HTTP layer are in `http_errors`, those of the subscription API in `subscription_errors`.
+Invariant: no module outside these three chooses the status of an error.
 """
 
 from __future__ import annotations
@@ -190,16 +191,6 @@ class MethodNotAllowed(Refusal):
 
     status = 405
     code = "method_not_allowed"
-
-
-class RequestTimeout(Refusal):
-    """The request did not arrive completely in time.
-
-    Send it again; `server.read_timeout_secs` is the limit.
-    """
-
-    status = 408
-    code = "request_timeout"
 
 
 class Conflict(Refusal):
@@ -427,26 +418,6 @@ class TooManyLeases(TooLarge):
     code = "too_many_leases"
 
 
-class UrlTooLong(Refusal):
-    """The request target is longer than `http.max_url_bytes`.
-
-    Shorten the name or the query.
-    """
-
-    status = 414
-    code = "url_too_long"
-
-
-class HeadersTooLarge(Refusal):
-    """The headers are larger than `http.max_header_bytes`.
-
-    Send fewer or shorter headers, often cookies.
-    """
-
-    status = 431
-    code = "headers_too_large"
-
-
 class StorageUnavailable(Refusal):
     """A write to the disk failed. The server acknowledges no appends until it is restarted; reads still work.
 
@@ -507,46 +478,6 @@ class WorkerUnavailable(Refusal):
     code = "worker_unavailable"
 
 
-class Unauthorized(Refusal):
-    """The server requires a token (`auth.token`), and the request has none or another one.
-
-    Send `Authorization: Bearer TOKEN`.
-    """
-
-    status = 401
-    code = "unauthorized"
-
-
-class OriginNotAllowed(Refusal):
-    """A web page of an origin that is not allowed tried to change something.
-
-    Add the origin to `http.cors_origins`.
-    """
-
-    status = 403
-    code = "origin_not_allowed"
-
-
-class HostNotAllowed(Refusal):
-    """The `Host` header does not name this server.
-
-    Use a loopback name, or add the name to `server.allowed_hosts`.
-    """
-
-    status = 421
-    code = "host_not_allowed"
-
-
-class TooManyConnections(Refusal):
-    """The server has reached `server.max_connections`.
-
-    Retry later, close unused connections, or raise the limit.
-    """
-
-    status = 503
-    code = "too_many_connections"
-
-
 class TooManyFollows(Refusal):
     """The server has as many followers of many streams as it may.
 
@@ -555,36 +486,6 @@ class TooManyFollows(Refusal):
 
     status = 503
     code = "too_many_follows"
-
-
-class Overloaded(Refusal):
-    """The request bodies in memory have reached `limits.max_request_bodies_bytes`.
-
-    Retry after `Retry-After` seconds.
-    """
-
-    status = 503
-    code = "overloaded"
-
-
-class UnsupportedHttpVersion(Refusal):
-    """The request is neither HTTP/1.1 nor HTTP/1.0.
-
-    Use HTTP/1.1, or a proxy that speaks HTTP/2 to the client.
-    """
-
-    status = 505
-    code = "unsupported_http_version"
-
-
-class UnsupportedTransferCoding(Refusal):
-    """The request has a `Transfer-Encoding` other than `chunked`.
-
-    Send the body with `Content-Length` or `chunked`.
-    """
-
-    status = 501
-    code = "unsupported_transfer_coding"
 
 
 class FencingUnavailable(Refusal):

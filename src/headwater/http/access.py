@@ -6,7 +6,8 @@ import hmac
 from collections.abc import Mapping
 from typing import Final
 
-from headwater.core.errors import HostNotAllowed, OriginNotAllowed, Refusal, Unauthorized
+from headwater.core.errors import Refusal
+from headwater.core.http_errors import HostNotAllowed, OriginNotAllowed, Unauthorized
 from headwater.http.origins import Hosts, Origins, is_same_origin
 
 KNOWN_HOSTS_MAX: Final = 1024

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from headwater.core.cursors import next_cursor
-from headwater.core.errors import NotFound, Refusal, TooManyConnections
+from headwater.core.errors import NotFound, Refusal
+from headwater.core.http_errors import TooManyConnections
 from headwater.engine.engine import Engine
 from headwater.engine.subscriptions import Census, Subscriptions
 from headwater.http.access import AccessControl

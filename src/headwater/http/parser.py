@@ -15,14 +15,11 @@ from typing import Final, Protocol, TypeAlias
 import httptools
 import msgspec
 
-from headwater.core.errors import (
-    BadRequest,
+from headwater.core.errors import BadRequest, MethodNotAllowed, Refusal, TooLarge
+from headwater.core.http_errors import (
     HeadersTooLarge,
-    MethodNotAllowed,
     Overloaded,
-    Refusal,
     RequestTimeout,
-    TooLarge,
     UnsupportedHttpVersion,
     UnsupportedTransferCoding,
     UrlTooLong,
