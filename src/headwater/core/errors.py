@@ -458,16 +458,6 @@ class BeingFetched(Refusal):
     code = "being_fetched"
 
 
-class Draining(Refusal):
-    """The server is shutting down.
-
-    Retry; another process or the restarted server will respond.
-    """
-
-    status = 503
-    code = "draining"
-
-
 class WorkerUnavailable(Refusal):
     """The worker process that owns the stream is being restarted, and did not return in time.
 
