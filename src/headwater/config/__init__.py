@@ -18,12 +18,12 @@ from headwater.config.sections import (
     RetentionSettings,
     ServerSettings,
     Settings,
-    StorageSettings,
-    SubscriptionsSettings,
     TlsSettings,
 )
 from headwater.config.shapes import ShapesSettings
 from headwater.config.stack import AuthSettings, ProxySettings, StackSettings
+from headwater.config.storage import StorageSettings
+from headwater.config.subscriptions import SubscriptionsSettings
 
 __all__ = [
     "AuthSettings",

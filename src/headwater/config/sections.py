@@ -1,15 +1,14 @@
 """All settings: one frozen model per section, one `Field` per key with default, limits and purpose.
 
-To add a key, add a `Field` with a description here (the stack's are in `stack`); files, environment variables,
-`headwater config show` and the table in `docs/configuration.md` are derived from it. Invariant: defaults follow the
-same rules as configured values.
+To add a key, add a `Field` with a description here, or in the module of its section (`stack`, `storage`, …); files,
+environment variables, `headwater config show` and the table in `docs/configuration.md` are derived from it. Invariant:
+defaults follow the same rules as configured values.
 """
 
 from __future__ import annotations
 
 import re
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
@@ -21,18 +20,20 @@ from headwater.config.otel import OtelSettings
 from headwater.config.quotas import QuotasSettings
 from headwater.config.shapes import ShapesSettings
 from headwater.config.stack import AuthSettings, ProxySettings, StackSettings
+from headwater.config.storage import StorageSettings
+from headwater.config.subscriptions import SubscriptionsSettings
 from headwater.config.values import (
     AgeOrOff,
     Bytes,
     BytesOrOff,
     Count,
     CountOrAuto,
-    OptionalBool,
     OptionalBytes,
     OptionalPath,
     Seconds,
     SecondsOrOff,
     SettingsSection,
+    check_web_origin,
     split,
     takes,
 )
@@ -45,7 +46,6 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,*]+", re.IGNORECASE)
 _STREAM_ROOT = "/v1/stream"
 _ROOT = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
 _OTHER_PATHS = ("/ds", "/ui", "/healthz", "/readyz", "/metrics", "/v1/shape")
-_WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
 _LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
 
 
@@ -174,12 +174,6 @@ class ServerSettings(SettingsSection):
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return _LOOPBACK_HOST.fullmatch(self.host) is not None
-
-
-def check_web_origin(value: str) -> str:
-    if value and not _WEB_ORIGIN.fullmatch(value):
-        raise ValueError(f"{value!r} is not a scheme and host")
-    return value.rstrip("/")
 
 
 class HttpSettings(SettingsSection):
@@ -315,96 +309,6 @@ class LimitsSettings(SettingsSection):
     )
 
 
-class StorageSettings(SettingsSection):
-    """Where and how data is stored."""
-
-    mode: Literal["memory", "file-fast", "file-durable", "acid", "cluster"] = Field(
-        "memory",
-        description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias `redb`),"
-        " `cluster` (Postgres and an object store).",
-    )
-    data_dir: Path = Field(Path("./data/streams"), description="Data directory of the modes that store on disk.")
-    journal_dir: OptionalPath = Field(
-        None,
-        description="Directory of the journal, on a separate disk. Unset: within `data_dir`. The journal is moved there"
-        " at startup.",
-    )
-    acid_shard_count: Count = Field(
-        16,
-        ge=1,
-        le=256,
-        description="Database shards in `acid` mode.",
-        json_schema_extra=takes("a power of two from 1 to 256"),
-    )
-    hot_tail_bytes: Bytes = Field(
-        67_108_864, description="Memory for the newest data of all streams in the file modes."
-    )
-    segment_bytes: Bytes = Field(
-        67_108_864, ge=65_536, description="Maximum size of a journal segment in the file modes."
-    )
-    acid_map_bytes: Bytes = Field(
-        1_099_511_627_776,
-        ge=1_048_576,
-        description="Maximum size of one `acid` database. Only address space is reserved; the file grows as needed.",
-    )
-    cold: str | None = Field(
-        None,
-        description="Object store for the packs and snapshots of `file-durable` and `cluster`, as `s3://bucket/prefix`;"
-        " the local disk is then a cache. Address, region and keys come from the environment (`AWS_ENDPOINT_URL`,"
-        " `AWS_REGION`, `AWS_ACCESS_KEY_ID`, …). Unset: everything stays on the local disk.",
-    )
-    cold_cache_bytes: Bytes = Field(
-        1_073_741_824,
-        ge=1_048_576,
-        description="With `cold`: local disk space for data that is also in the object store.",
-    )
-    cold_backlog_bytes: Bytes = Field(
-        4_294_967_296,
-        ge=1_048_576,
-        description="With `cold`: how much data may wait on the local disk while the object store is unavailable;"
-        " beyond it writes get 503.",
-    )
-    cold_grace_secs: SecondsOrOff = Field(
-        3600.0,
-        description="With `cold`: how long an object that is no longer needed stays in the store.",
-    )
-    accept_data_loss: bool = Field(
-        False,
-        description="With `cold`: start from only the object store if the data directory is lost. Data that was not"
-        " stored there yet is lost. Prefer the flag `--accept-data-loss`, for a single start.",
-    )
-    commit: Literal["auto", "inline", "thread"] = Field(
-        "auto",
-        description="Where commits run: on the event loop, on a thread, or (`auto`) chosen for each batch: large"
-        " batches, and all of them while the disk is slow, go to the thread.",
-    )
-    max_batch_bytes: Bytes = Field(
-        16_777_216,
-        ge=65_536,
-        le=1_073_741_824,
-        description="Maximum data of one commit. More data is committed in several steps; a single larger request is"
-        " committed alone.",
-    )
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _redb_is_acid(cls, value: object) -> object:
-        return "acid" if value == "redb" else value
-
-    @model_validator(mode="after")
-    def _cold_is_of_file_durable(self) -> StorageSettings:
-        if self.cold is not None and self.mode not in ("file-durable", "cluster"):
-            raise ValueError(f"cold needs mode file-durable or cluster, not {self.mode}")
-        return self
-
-    @field_validator("acid_shard_count")
-    @classmethod
-    def _power_of_two(cls, value: int) -> int:
-        if value & (value - 1):
-            raise ValueError("not a power of two")
-        return value
-
-
 class TlsSettings(SettingsSection):
     """TLS of the server itself. Unset: plain HTTP."""
 
@@ -480,89 +384,6 @@ class CursorSettings(SettingsSection):
     """The cursor that keeps caches from serving the same live response twice."""
 
     interval_secs: Count = Field(20, ge=1, le=3600, description="Length of one cursor step.")
-
-
-class SubscriptionsSettings(SettingsSection):
-    """Durable cursors that wake workers."""
-
-    enabled: bool = Field(True, description="Serve `/v1/stream/__ds/…`.")
-    allow_local_webhooks: OptionalBool = Field(
-        False,
-        description="Allow webhooks to `http://localhost` and 127.0.0.0/8. For development only: anyone who can create"
-        " a subscription, even through a proxy, can then make the server POST to any port of this machine.",
-        json_schema_extra=takes("true or false; empty is false"),
-    )
-    public_url: str = Field(
-        "",
-        description="URL of this server for webhook receivers. Empty: the URL that the creator of the subscription"
-        " used.",
-        json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
-    )
-    key_rotation_secs: AgeOrOff = Field(
-        0.0, description="Age at which the key that signs webhooks is replaced; 0: never."
-    )
-    webhook_timeout_secs: Seconds = Field(30.0, description="Maximum duration of a webhook call.")
-    webhook_concurrency: Count = Field(
-        64,
-        ge=1,
-        le=4096,
-        description="Maximum number of concurrent webhook calls. Receivers that do not respond get a quarter of them.",
-    )
-    webhook_concurrency_per_host: Count = Field(
-        8,
-        ge=1,
-        le=4096,
-        description="Concurrent webhook calls to one host and port; only one until it has responded to a call quickly.",
-    )
-
-    max_subscriptions: Count = Field(
-        10_000, ge=1, le=10_000_000, description="Maximum number of subscriptions; more get 503."
-    )
-    max_links: Count = Field(
-        250_000,
-        ge=1,
-        le=100_000_000,
-        description="Maximum number of streams that all subscriptions together follow, about 0.4 KB of memory each."
-        " More get 503; new streams that match a pattern are linked later, from their beginning, when there is room.",
-    )
-    max_links_per_subscription: Count = Field(
-        100_000,
-        ge=1,
-        le=100_000_000,
-        description="Maximum number of streams that one subscription follows; more get 413, or are linked later as"
-        " above.",
-    )
-    max_streams_per_request: Count = Field(
-        1_000,
-        ge=1_000,
-        le=1_000_000,
-        description="Maximum number of streams in one request to link or to ack; more get 413. A wake reports up to"
-        " 1000.",
-    )
-    max_pattern_segments: Count = Field(
-        30_000,
-        ge=1,
-        le=10_000_000,
-        description="Maximum number of segments of all patterns together; more get 503. It limits the time that"
-        " creating a stream takes, about 1 ms per 1000 segments at worst.",
-    )
-    max_description_chars: Count = Field(
-        4_096,
-        ge=0,
-        le=1_000_000,
-        description="Maximum length of the `description` of a subscription, in characters; longer is 400.",
-    )
-    max_waiting_requests: Count = Field(
-        100,
-        ge=1,
-        le=1_000_000,
-        description="Maximum number of requests that wait for one subscription to be created or removed; more get 503.",
-    )
-
-    @field_validator("public_url")
-    @classmethod
-    def _check_public_url(cls, value: str) -> str:
-        return check_web_origin(value)
 
 
 class RetentionSettings(SettingsSection):

@@ -6,6 +6,7 @@ enough.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 _BYTES_MAX = 2**62
 _SECS_MAX = 7 * 24 * 3600.0
+_WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
 
 
 def _no_truth_value(value: object) -> object:
@@ -57,3 +59,10 @@ class SettingsSection(BaseModel):
     """A table of the settings file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+
+def check_web_origin(value: str) -> str:
+    """Check a URL of a scheme and a host, or an empty string; a final slash is removed."""
+    if value and not _WEB_ORIGIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not a scheme and host")
+    return value.rstrip("/")

@@ -10,7 +10,8 @@ import pytest
 from obstore.store import LocalStore
 
 from headwater.cluster.start import start_server
-from headwater.config.sections import ServerSettings, Settings, StorageSettings
+from headwater.config.sections import ServerSettings, Settings
+from headwater.config.storage import StorageSettings
 from headwater.core.catalog import StreamState
 from headwater.engine.stores import open_store
 from headwater.storage.blobs import FileBlobs
