@@ -332,7 +332,7 @@ def test_many_streams_are_followed_by_their_changes() -> None:
 @pytest.mark.parametrize("trusted", [True, False])
 def test_relayed_requests_use_the_headers_of_trusted_proxies_only(trusted: bool) -> None:
     forwarded = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "example.com"}
-    settings = {"DS_SERVER__TRUSTED_PROXIES": "127.0.0.1"} if trusted else {}
+    settings: dict[str, Any] = {"DS_SERVER__TRUSTED_PROXIES": "127.0.0.1"} if trusted else {}
     with (
         serve(DS_SERVER__WORKERS="3", DS_LOG__RUST_LOG="debug", **settings) as server,
         _client(server) as client,
