@@ -349,3 +349,22 @@ def test_relayed_requests_use_the_headers_of_trusted_proxies_only(trusted: bool)
             lines = [line for line in server.log().splitlines() if f"path=/v1/stream/{name} " in line]
             assert all(("client=203.0.113.9" in line) == trusted for line in lines), lines
             assert all("client=" in line for line in lines), lines
+
+
+def test_quota_of_a_namespace_holds_for_all_workers_together() -> None:
+    with serve(DS_SERVER__WORKERS="3", DS_QUOTAS__MAX_BYTES="100") as server, _client(server) as client:
+        first, second = (name_in(worker, 3, "tenant/s") for worker in (1, 2))
+        _create(client, first, "x" * 60)
+        _create(client, second)
+
+        def is_full() -> bool:
+            refused = client.post(f"/v1/stream/{second}", headers=TEXT, content=b"y" * 41)
+            if refused.status_code == 204:
+                client.delete(f"/v1/stream/{second}")
+                _create(client, second)
+            return refused.json()["code"] == "namespace_full" if refused.content else False
+
+        wait_until(is_full, what="the worker to know the usage of the others")
+        client.post(f"/v1/stream/{second}", headers=TEXT, content=b"y" * 40).raise_for_status()
+        client.delete(f"/v1/stream/{first}").raise_for_status()
+        wait_until(lambda: not is_full(), what="the worker to know that there is room again")

@@ -175,6 +175,10 @@ class OthersEvents:
 
     # -- as the client of a tunnel ---------------------------------------------------------------------------------
 
+    def on_whole(self, data: bytes) -> None:
+        self.on_data(data)
+        self.on_end(close=False)
+
     def on_data(self, data: bytes) -> None:
         kind, *content = _decode(data)
         if kind == _COMPLETE:

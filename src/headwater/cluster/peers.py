@@ -40,6 +40,9 @@ class PeerLostError(Exception):
 class TunnelClient(Protocol):
     """Receives the response to a relayed request."""
 
+    def on_whole(self, data: bytes) -> None:
+        """The whole response; there is no `on_end` after it."""
+
     def on_data(self, data: bytes) -> None: ...
 
     def on_end(self, *, close: bool) -> None: ...
@@ -68,8 +71,9 @@ class TunnelServer(Protocol):
     def cancel(self) -> None: ...
 
 
-OpenTunnel: TypeAlias = Callable[["Peer", int, int], TunnelServer]
-"""Takes the number and the kind of the frame that begins a request; returns the server for it."""
+OpenTunnel: TypeAlias = Callable[["Peer", int, int, bytes], TunnelServer | None]
+"""Takes the number, the kind and the bytes of the frame that begins a request; returns the server for it, or None if no
+further frame of the request is needed."""
 
 
 class Peer(asyncio.Protocol):
@@ -206,16 +210,17 @@ class Peer(asyncio.Protocol):
         if kind == frames.WHOLE:
             client = self._clients.pop(number, None)
             if client is not None:
-                client.on_data(payload)
-                client.on_end(close=False)
+                client.on_whole(payload)
         elif kind == frames.DATA:
             client = self._clients.get(number)
             if client is not None:
                 client.on_data(payload)
         elif kind in frames.BEGINS:
-            server = self._servers[number] = self._peers.open_server(self, number, kind)
-            size = payload[0]
-            server.begin(payload[1 : 1 + size], payload[1 + size :])
+            end = 1 + payload[0]
+            server = self._peers.open_server(self, number, kind, payload[end:])
+            if server is not None:
+                self._servers[number] = server
+                server.begin(payload[1:end], payload[end:])
         elif kind in (frames.END, frames.LAST):
             client = self._clients.pop(number, None)
             if client is not None:
@@ -370,7 +375,7 @@ class Peers:
                 on_disconnected(peer.worker)
 
 
-def _no_server(_peer: Peer, _number: int, _begin: int) -> TunnelServer:
+def _no_server(_peer: Peer, _number: int, _begin: int, _data: bytes) -> TunnelServer | None:
     raise AssertionError("this worker does not serve yet")
 
 

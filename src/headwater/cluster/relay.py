@@ -82,6 +82,14 @@ class RelayingConnection(Connection):
         self._transport.abort()
         return True
 
+    def write_relayed(self, data: bytes) -> None:
+        """Send the whole response of the owner."""
+        if self._live is not None:
+            self._live = None
+            self._transport.write(data)
+            self._count_turn(len(data))
+            self._finish()
+
     def end_relayed(self, *, close: bool) -> None:
         """End a response that its owner reports as complete."""
         if self._live is not None:
@@ -192,6 +200,10 @@ class Exchange:
         self._number = peer.open_tunnel(self)
         send_request(peer, begin, self._number, client, data)
 
+    def on_whole(self, data: bytes) -> None:
+        self.on_data(data)
+        self.on_end(close=False)
+
     def on_data(self, data: bytes) -> None:
         self._data.append(data)
 
@@ -279,6 +291,13 @@ class RelayedAnswer:
 
     # -- as the client of a tunnel ---------------------------------------------------------------------------------
 
+    def on_whole(self, data: bytes) -> None:
+        self._peer = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            assert isinstance(channel, RelayingConnection)
+            channel.write_relayed(data)
+
     def on_data(self, data: bytes) -> None:
         channel = self._channel
         if channel is None:
@@ -325,8 +344,8 @@ class RelayedAnswer:
                 self._deadline = relay.deadlines.set(self._give_up)
             return
         self._peer = peer
-        self._number = number = peer.open_tunnel(self)
-        send_request(peer, self._begin, number, client_name(self._channel), self._data)
+        self._number = peer.open_tunnel(self)
+        send_request(peer, self._begin, self._number, client_name(self._channel), self._data)
 
     def _retry(self) -> None:
         self._stop_waiting()
@@ -353,7 +372,8 @@ def client_name(channel: Channel | None) -> bytes:
 
 def unavailable(worker: int, wait_s: float) -> WorkerUnavailable:
     return WorkerUnavailable(
-        f"Worker {worker}, which owns this stream, was not restarted within {wait_s:g} seconds. Try again.",
+        f"Worker {worker}, which owns this stream, "
+        + (f"was not restarted within {wait_s:g} seconds. Try again." if wait_s else "is being restarted. Try again."),
         RETRY,
     )
 

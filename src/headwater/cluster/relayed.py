@@ -8,17 +8,24 @@ its response is complete, the tunnel is kept for another request of any worker, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from functools import partial
+from time import perf_counter
 from typing import Any, Final, cast
 
 from headwater.cluster import frames
 from headwater.cluster.following import Following
 from headwater.cluster.peers import Peer, TunnelServer
 from headwater.cluster.relay import Relay, RelayingConnection
+from headwater.core.errors import Refusal
 from headwater.http.context import Context
-from headwater.http.responses import Response
+from headwater.http.headers import NO_CONTENT
+from headwater.http.responses import Response, problem
 from headwater.http.routing import Router
 from headwater.http.states import IDLE
+
+log = logging.getLogger("headwater.cluster")
 
 IDLE_TUNNELS_MAX: Final = 1024
 """Tunnels that are kept for further requests; creating one takes longer than a small request."""
@@ -201,19 +208,69 @@ class RelayServer:
         self._context = context
         self._relay = relay
         self._following = following
+        self._repeated = 0
+        """Appends in progress that have no tunnel."""
         self._pools: Final = {frames.BEGIN: _Pool(router), frames.BEGIN_PLACED: _Pool(placed_router)}
 
-    def open(self, peer: Peer, number: int, begin: int) -> TunnelServer:
+    def open(self, peer: Peer, number: int, begin: int, data: bytes) -> TunnelServer | None:
         if begin == frames.BEGIN_FOLLOW:
             return self._following.serve(peer, number)
         pool = self._pools[begin]
+        if self._repeat(pool.router, peer, number, data):
+            return None
         tunnel = pool.idle.pop() if pool.idle else Tunnel(self._context, pool.router, self._relay, pool.free)
         pool.busy.add(tunnel)
         return tunnel.use(peer, number)
 
+    def _repeat(self, router: Router, peer: Peer, number: int, data: bytes) -> bool:
+        """Process an append whose head is known, without a tunnel: most of what is relayed are such appends."""
+        context = self._context
+        if data[:5] != b"POST " or context.observed or context.proxies:
+            return False
+        found = router.head_cache.find(data)
+        if found is None:
+            return False
+        known, request = found
+        repeat = known.repeat
+        if repeat is None or b"origin" in known.headers:
+            return False
+        check = self._relay.peers.check
+        if check is not None:
+            check()
+        self._repeated += 1
+        done = partial(self._repeated_once, peer, number, known.operation, repeat.render, perf_counter())
+        try:
+            repeat.begin(request.body, done)
+        except Refusal as refusal:
+            done(refusal)
+        except Exception:
+            log.exception("%s %r failed unexpectedly", request.method, request.target)
+            self._repeated -= 1
+            peer.send(frames.CUT, number)
+        return True
+
+    def _repeated_once(
+        self,
+        peer: Peer,
+        number: int,
+        operation: str,
+        render: Callable[[Any], Response],
+        began_s: float,
+        result: Any,
+    ) -> None:
+        self._repeated -= 1
+        response = problem(result) if isinstance(result, Refusal) else render(result)
+        status, headers, body = response.status, response.headers, b""
+        if status != NO_CONTENT:
+            body = response.body
+            headers += b"Content-Length: %d\r\n" % len(body)
+        context = self._context
+        peer.send(frames.WHOLE, number, b"%b%b\r\n%b" % (context.common_headers.beginnings[status], headers, body))
+        context.metrics.count_request(operation, status, perf_counter() - began_s)
+
     @property
     def is_busy(self) -> bool:
-        return any(pool.busy for pool in self._pools.values())
+        return self._repeated > 0 or any(pool.busy for pool in self._pools.values())
 
     def drain(self) -> None:
         """End live responses; other requests in progress are completed."""

@@ -69,6 +69,10 @@ class RelayedUpload(BlobUpload):
 
     # -- as the client of a tunnel ---------------------------------------------------------------------------------
 
+    def on_whole(self, data: bytes) -> None:
+        self.on_data(data)
+        self.on_end(close=False)
+
     def on_data(self, data: bytes) -> None:
         self._answer.append(data)
 

@@ -10,6 +10,7 @@ import asyncio
 from typing import Any, Final
 
 from headwater.cluster.peers import PeerLostError, Peers
+from headwater.engine.namespaces import Namespaces, NamespaceUsage
 from headwater.http.context import Context
 
 EVERY_S: Final = 1.0
@@ -19,7 +20,13 @@ class SharedUsage:
     def __init__(self, peers: Peers, context: Context) -> None:
         self._peers = peers
         self._context = context
+        self._changed: dict[int, set[str]] = {}
+        """By worker: the namespaces whose usage changed since it last asked."""
+        self._reported: dict[int, dict[str, NamespaceUsage]] = {}
+        """By worker: the usage of namespaces that it reported."""
         peers.answers("usage", self._report)
+        peers.answers("namespaces", self._report_namespaces)
+        peers.on_disconnected.append(self._forget)
 
     async def run(self) -> None:
         """Ask the others about their usage regularly."""
@@ -37,6 +44,8 @@ class SharedUsage:
             quota.content_elsewhere, quota.metadata_elsewhere = totals[:2]
             context.connections.elsewhere, context.follow_sessions.elsewhere = totals[2:4]
             context.engine.follows.elsewhere = totals[4]
+            if quota.namespaces is not None:
+                await self._ask_namespaces(quota.namespaces)
 
     async def _report(self, sender: int, arguments: Any) -> tuple[int, ...]:
         return self._usage()
@@ -51,3 +60,45 @@ class SharedUsage:
             len(context.follow_sessions),
             context.engine.follows.cursors,
         )
+
+    # -- quotas of namespaces --------------------------------------------------------------------------------------
+
+    async def _ask_namespaces(self, namespaces: Namespaces) -> None:
+        for peer in self._peers.all():
+            try:
+                is_all, usage = await peer.ask("namespaces")
+            except PeerLostError:
+                continue
+            known = self._reported.setdefault(peer.worker, {})
+            if is_all:
+                known.clear()
+            known.update((name, NamespaceUsage(*counts)) for name, counts in usage.items())
+            for name in [name for name, used in known.items() if not any(used.counts())]:
+                del known[name]
+        total: dict[str, NamespaceUsage] = {}
+        for reported in self._reported.values():
+            for name, used in reported.items():
+                before = total.get(name, NamespaceUsage())
+                sums = (one + other for one, other in zip(before.counts(), used.counts(), strict=True))
+                total[name] = NamespaceUsage(*sums)
+        namespaces.elsewhere = total
+
+    async def _report_namespaces(self, sender: int, arguments: Any) -> tuple[bool, dict[str, tuple[int, ...]]]:
+        """The usage of all namespaces here, or of those that changed since the sender last asked."""
+        namespaces = self._context.engine.quota.namespaces
+        if namespaces is None:
+            return True, {}
+        here, changed = namespaces.here(), self._changed.get(sender)
+        is_all = changed is None
+        names = set(here) if changed is None else set(changed)
+        if changed is None:
+            namespaces.watchers.append(self._changed.setdefault(sender, set()))
+        else:
+            changed.clear()
+        return is_all, {name: here.get(name, NamespaceUsage()).counts() for name in names}
+
+    def _forget(self, worker: int) -> None:
+        """What was reported may not have arrived: report everything next time."""
+        changed, namespaces = self._changed.pop(worker, None), self._context.engine.quota.namespaces
+        if changed is not None and namespaces is not None:
+            namespaces.watchers = [watcher for watcher in namespaces.watchers if watcher is not changed]

@@ -47,17 +47,24 @@ class NamespaceUsage:
 
     __slots__ = ("bytes", "connections", "readers", "streams")
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.streams = 0
-        self.readers = 0
-        self.connections = 0
+    def __init__(self, bytes_: int = 0, streams: int = 0, readers: int = 0, connections: int = 0) -> None:
+        self.bytes = bytes_
+        self.streams = streams
+        self.readers = readers
+        self.connections = connections
+
+    def counts(self) -> tuple[int, int, int, int]:
+        return self.bytes, self.streams, self.readers, self.connections
 
 
 class Namespaces:
     def __init__(self, rule: NamespaceRule) -> None:
         self._rule = rule
         self._usage: dict[str, NamespaceUsage] = {}
+        self.elsewhere: dict[str, NamespaceUsage] = {}
+        """What the same namespaces have in other workers, as far as it is known."""
+        self.watchers: list[set[str]] = []
+        """Each gets the names of namespaces whose usage changes."""
         self.counts_connections = rule.limits_connections
         self.refusals = {"bytes": 0, "streams": 0, "readers": 0, "connections": 0}
 
@@ -65,12 +72,16 @@ class Namespaces:
         """The namespaces with their own limits: few enough to be labels of metrics."""
         return {name: self._usage.get(name) or NamespaceUsage() for name in self._rule.own}
 
+    def here(self) -> dict[str, NamespaceUsage]:
+        """The usage in this process."""
+        return self._usage
+
     def check_create(self, name: str, size: int) -> None:
         namespace = namespace_of(name)
         if namespace is None:
             return
         limit = self._limits(namespace).max_streams
-        usage = self._usage.get(namespace)
+        usage = self._total(namespace)
         if limit and usage is not None and usage.streams >= limit:
             self.refusals["streams"] += 1
             raise NamespaceFull(f"Namespace {namespace!r} has {usage.streams} streams; its quota is {limit}.")
@@ -81,7 +92,7 @@ class Namespaces:
         if namespace is None or not size:
             return
         limit = self._limits(namespace).max_bytes
-        usage = self._usage.get(namespace)
+        usage = self._total(namespace)
         held = usage.bytes if usage is not None else 0
         if limit and held + size > limit:
             self.refusals["bytes"] += 1
@@ -95,7 +106,7 @@ class Namespaces:
         if namespace is None:
             return
         limit = self._limits(namespace).max_readers
-        usage = self._usage.get(namespace)
+        usage = self._total(namespace)
         if limit and usage is not None and usage.readers >= limit:
             self.refusals["readers"] += 1
             raise TooManyReaders(
@@ -109,7 +120,7 @@ class Namespaces:
         if namespace is None:
             return None
         limit = self._limits(namespace).max_connections
-        usage = self._usage.get(namespace)
+        usage = self._total(namespace)
         if limit and usage is not None and usage.connections >= limit:
             self.refusals["connections"] += 1
             raise NamespaceBusy(
@@ -128,6 +139,12 @@ class Namespaces:
         if namespace is not None:
             self._count(namespace, size, streams, readers)
 
+    def _total(self, namespace: str) -> NamespaceUsage | None:
+        usage, elsewhere = self._usage.get(namespace), self.elsewhere.get(namespace)
+        if usage is None or elsewhere is None:
+            return usage or elsewhere
+        return NamespaceUsage(*(one + other for one, other in zip(usage.counts(), elsewhere.counts(), strict=True)))
+
     def _count(
         self, namespace: str, size: int = 0, streams: int = 0, readers: int = 0, *, connections: int = 0
     ) -> None:
@@ -138,6 +155,8 @@ class Namespaces:
         usage.streams += streams
         usage.readers += readers
         usage.connections += connections
+        for watcher in self.watchers:
+            watcher.add(namespace)
         if not usage.streams and not usage.readers and not usage.connections:
             del self._usage[namespace]
 
