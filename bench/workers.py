@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import socket
 import statistics
 import time
@@ -157,8 +158,8 @@ def cpu_of(server: Server) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-async def load(server: Server, per_connection: list[list[bytes]], seconds: float) -> tuple[float, float]:
-    """Appends per second, and CPU microseconds of the server per append."""
+async def load(server: Server, per_connection: list[list[bytes]], seconds: float) -> tuple[float, float, float]:
+    """Appends per second, CPU microseconds of the server per append, and the share of a core that this program used."""
     loop = asyncio.get_running_loop()
     latencies_s: list[float] = []
     senders = []
@@ -167,13 +168,14 @@ async def load(server: Server, per_connection: list[list[bytes]], seconds: float
         _, sender = await loop.create_connection(make, "127.0.0.1", server.port)
         senders.append(sender)
     await asyncio.sleep(min(0.5, seconds))
-    before, cpu_s, began_s = len(latencies_s), cpu_of(server), time.perf_counter()
+    before, cpu_s, began_s, own_s = len(latencies_s), cpu_of(server), time.perf_counter(), time.process_time()
     await asyncio.sleep(seconds)
     count, cpu_s, took_s = len(latencies_s) - before, cpu_of(server) - cpu_s, time.perf_counter() - began_s
+    own_s = time.process_time() - own_s
     for sender in senders:
         sender.is_last = True
     await asyncio.gather(*(sender.stopped for sender in senders))
-    return count / took_s, cpu_s / max(1, count) * 1e6
+    return count / took_s, cpu_s / max(1, count) * 1e6, own_s / took_s
 
 
 def main() -> None:
@@ -193,7 +195,8 @@ def main() -> None:
             for number in range(chosen.connections)
         ],
     }
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[tuple[float, ...]]] = {}
+    began_with = os.getloadavg()[0]
     with ExitStack() as running:
         servers = {
             workers: running.enter_context(
@@ -213,18 +216,19 @@ def main() -> None:
         for _ in range(chosen.rounds):
             for kind, requests in loads.items():
                 for workers, server in servers.items():
-                    result = uvloop.run(load(server, requests, chosen.seconds))
-                    found.setdefault(f"{workers} workers, {kind}", []).append(result)
+                    appended = uvloop.run(load(server, requests, chosen.seconds))
+                    found.setdefault(f"{workers} workers, {kind}", []).append(appended)
             for workers, server in servers.items():
                 result = uvloop.run(fan_out(server, chosen.seconds))
                 found.setdefault(f"{workers} workers, fan-out", []).append(result)
             for workers, server in servers.items():
                 result = uvloop.run(replay(server, 8, chosen.seconds))
                 found.setdefault(f"{workers} workers, replay", []).append(result)
-    print(f"{'load':<28}{'per second':>12}{'CPU us':>9}")
+    print(f"load average {began_with:.1f} at the beginning, {os.getloadavg()[0]:.1f} at the end")
+    print(f"{'load':<28}{'per second':>12}{'CPU us':>9}{'generator':>11}")
     for name, results in found.items():
-        rate, cpu_us = (statistics.median(values) for values in zip(*results, strict=True))
-        print(f"{name:<28}{rate:>12.0f}{cpu_us:>9.1f}")
+        rate, cpu_us, *own = (statistics.median(values) for values in zip(*results, strict=True))
+        print(f"{name:<28}{rate:>12.0f}{cpu_us:>9.1f}" + "".join(f"{share:>11.0%}" for share in own))
     print(json.dumps({"benchmark": "workers", "mode": chosen.mode, "rounds": found}))
 
 
