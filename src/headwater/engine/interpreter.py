@@ -9,10 +9,10 @@ import gc
 import sys
 from typing import Final
 
-GC_THRESHOLDS: Final = (10_000, 5, 500)
-"""New objects before a collection scans them: about 2 ms. After five of these, a collection scans the survivors of all
-five, which must stay short too. A full collection, whose length has no limit, is as rare as 25,000,000 new objects, and
-runs only when the number of objects has grown by a quarter."""
+GC_THRESHOLDS: Final = (5_000, 3, 1_250)
+"""New objects before a collection scans them: 2 ms. Every fourth collection scans the survivors of all four: 10 ms.
+The length of a full collection has no limit, so it must be rare: after 25,000,000 new objects, and only when the number
+of objects has grown by a quarter."""
 SWITCH_S: Final = 0.001
 """How long the event loop waits until a thread that computes (a checkpoint, compression) must let it continue. It waits
 again in each callback, so the default of 5 ms adds up."""
