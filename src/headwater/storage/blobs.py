@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headwater.core.checksum import crc32
-from headwater.storage.filesystem import FileAppender, Filesystem, MappedFile
+from headwater.storage.filesystem import FileAppender, Filesystem, MappedFile, write_whole
 from headwater.storage.interface import CorruptError, StorageError
 
 log = logging.getLogger("headwater.storage")
@@ -205,7 +205,7 @@ class _FileWriter:
         while view:
             left_in_page = PAGE_BYTES - self._size % PAGE_BYTES
             piece = view[:left_in_page]
-            _write_whole(self._file, piece)
+            write_whole(self._file, piece)
             self._page_crc = crc32(piece, self._page_crc)
             self._size += len(piece)
             if len(piece) == left_in_page:
@@ -220,7 +220,7 @@ class _FileWriter:
         assert self._file is not None, "finish was called twice"
         if self._size % PAGE_BYTES:
             self._crcs.append(self._page_crc)
-        _write_whole(self._file, _trailer(self._crcs, self._id, self._size))
+        write_whole(self._file, _trailer(self._crcs, self._id, self._size))
         if self._durable:
             self._file.sync()
         self._file.close()
@@ -300,9 +300,3 @@ def _trailer(crcs: array[int], blob_id: int, size: int) -> bytes:
 
 def _from_little_endian(checksums: bytes) -> array[int]:
     return array("I", struct.unpack(f"<{len(checksums) // 4}I", checksums))
-
-
-def _write_whole(file: FileAppender, data: bytes | memoryview) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]

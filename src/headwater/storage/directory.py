@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.filesystem import AlreadyLockedError, Filesystem, Lock
+from headwater.storage.filesystem import AlreadyLockedError, Filesystem, Lock, write_whole
 from headwater.storage.interface import StorageError
 
 log = logging.getLogger("headwater.storage")
@@ -27,7 +27,8 @@ SHARDS_DEFAULT: Final = 16
 
 LOCK_NAME: Final = "LOCK"
 FORMAT_NAME: Final = "FORMAT"
-_NEW_FORMAT_NAME: Final = "FORMAT.new"
+NEW_SUFFIX: Final = ".new"
+"""Suffix of a file that is being written and then renamed."""
 FAMILY_OF_MODE: Final[Mapping[str, str]] = {"file-fast": "log", "file-durable": "log", "acid": "acid"}
 _MODES_OF_FAMILY: Final = {"log": "file-fast or file-durable", "acid": "acid"}
 FOREIGN_NAMES: Final = frozenset({"lost+found"})
@@ -131,7 +132,7 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
     names = set(filesystem.names(path))
     if FORMAT_NAME not in names:
         unknown_names = sorted(
-            name for name in names - {LOCK_NAME, _NEW_FORMAT_NAME} - FOREIGN_NAMES if not name.startswith(".")
+            name for name in names - {LOCK_NAME, FORMAT_NAME + NEW_SUFFIX} - FOREIGN_NAMES if not name.startswith(".")
         )
         if unknown_names:
             raise StorageError(
@@ -141,7 +142,7 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
             )
         if not create:
             raise StorageError(f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file.")
-        return _write_format(filesystem, path, names, family)
+        return _write_format(filesystem, path, family)
     found = _read_format(filesystem, path)
     if found.family != family:
         modes = _MODES_OF_FAMILY.get(found.family, repr(found.family))
@@ -167,9 +168,9 @@ def _read_format(filesystem: Filesystem, path: Path) -> Format:
     return found
 
 
-def _write_format(filesystem: Filesystem, path: Path, names: set[str], family: str) -> Format:
+def _write_format(filesystem: Filesystem, path: Path, family: str) -> Format:
     format_ = Format(FORMAT_VERSION, family, datetime.now(UTC).isoformat(timespec="seconds"), SHARDS_DEFAULT)
-    _replace_format(filesystem, path, names, format_)
+    _replace_format(filesystem, path, format_)
     with suppress(PermissionError):
         # The process that created the directory may not have synced it; a parent that cannot be read was created by
         # others.
@@ -180,28 +181,32 @@ def _write_format(filesystem: Filesystem, path: Path, names: set[str], family: s
 def set_shards(filesystem: Filesystem, path: Path, shards: int) -> None:
     """Record the number of shards of a store that is being built."""
     found = _read_format(filesystem, path)
-    _replace_format(filesystem, path, set(filesystem.names(path)), msgspec.structs.replace(found, shards=shards))
+    _replace_format(filesystem, path, msgspec.structs.replace(found, shards=shards))
 
 
-def _replace_format(filesystem: Filesystem, path: Path, names: set[str], format_: Format) -> None:
-    fresh = path / _NEW_FORMAT_NAME
-    if _NEW_FORMAT_NAME in names:
-        filesystem.unlink(fresh)
-    write_file(filesystem, fresh, msgspec.json.encode(format_) + b"\n")
-    filesystem.replace(fresh, path / FORMAT_NAME)
-    filesystem.sync_directory(path)
+def _replace_format(filesystem: Filesystem, path: Path, format_: Format) -> None:
+    replace_file(filesystem, path / FORMAT_NAME, msgspec.json.encode(format_) + b"\n")
 
 
 def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
     """Create a file with this content and sync it. Its name is durable once its directory is synced."""
     appender = filesystem.create(path)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[appender.write(rest) :]
+        write_whole(appender, data)
         appender.sync()
     finally:
         appender.close()
+
+
+def replace_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
+    """Replace the content of a file atomically; it is durable when this returns."""
+    fresh = path.with_name(path.name + NEW_SUFFIX)
+    if filesystem.exists(fresh):
+        # Left by a process that was killed.
+        filesystem.unlink(fresh)
+    write_file(filesystem, fresh, data)
+    filesystem.replace(fresh, path)
+    filesystem.sync_directory(path.parent)
 
 
 def make_directories(filesystem: Filesystem, path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.directory import LOCK_NAME, Directory, lock_directory, make_directories, write_file
+from headwater.storage.directory import LOCK_NAME, Directory, lock_directory, make_directories, replace_file
 from headwater.storage.filesystem import Filesystem, Lock, RealFilesystem, write_whole
 from headwater.storage.interface import StorageError
 from headwater.storage.journal.segments import JOURNAL_NAME, segment_numbers, segment_path
@@ -27,7 +27,6 @@ from headwater.storage.journal.segments import JOURNAL_NAME, segment_numbers, se
 log = logging.getLogger("headwater.storage")
 
 RECORD_NAME: Final = "JOURNAL"
-NEW_RECORD_NAME: Final = "JOURNAL.new"
 _VERSION: Final = 1
 _COPY_BYTES: Final = 1024 * 1024
 
@@ -134,12 +133,7 @@ def _read_record(filesystem: Filesystem, directory: Path) -> JournalRecord | Non
 
 
 def _write_record(filesystem: Filesystem, directory: Path, record: JournalRecord) -> None:
-    fresh = directory / NEW_RECORD_NAME
-    if filesystem.exists(fresh):
-        filesystem.unlink(fresh)
-    write_file(filesystem, fresh, msgspec.json.encode(record) + b"\n")
-    filesystem.replace(fresh, directory / RECORD_NAME)
-    filesystem.sync_directory(directory)
+    replace_file(filesystem, directory / RECORD_NAME, msgspec.json.encode(record) + b"\n")
 
 
 def _move(filesystem: Filesystem, store: Path, record: JournalRecord, target: str | None) -> None:

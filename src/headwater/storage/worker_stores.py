@@ -8,19 +8,17 @@ or the new one. A directory without `WORKERS` is the store of a single process.
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from headwater.storage.directory import FORMAT_NAME, read_format, write_file
+from headwater.storage.directory import FORMAT_NAME, read_format, replace_file
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal_location import moved_journals, remove_journals
 
 WORKERS_NAME: Final = "WORKERS"
-_NEW_WORKERS_NAME: Final = "WORKERS.new"
 WORKERS_VERSION: Final = 1
 GENERATION_PREFIX: Final = "workers-"
 
@@ -59,13 +57,7 @@ def read_worker_stores(root: Path) -> WorkerStores | None:
 
 def write_worker_stores(root: Path, stores: WorkerStores) -> None:
     """Replace the division of the directory atomically. The stores must be durable."""
-    filesystem = RealFilesystem()
-    fresh = root / _NEW_WORKERS_NAME
-    with suppress(FileNotFoundError):
-        fresh.unlink()
-    write_file(filesystem, fresh, msgspec.json.encode(stores) + b"\n")
-    filesystem.replace(fresh, root / WORKERS_NAME)
-    filesystem.sync_directory(root)
+    replace_file(RealFilesystem(), root / WORKERS_NAME, msgspec.json.encode(stores) + b"\n")
 
 
 def store_directories(root: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from headwater.core.checksum import crc32
-from headwater.storage.directory import write_file
+from headwater.storage.directory import replace_file, write_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError, StorageError
 
@@ -159,7 +159,7 @@ _decode_mark: Final = msgspec.msgpack.Decoder(_Packed).decode
 def write_mark(filesystem: Filesystem, root: Path, manifest: AcidManifest, mark: Mark) -> None:
     """Replace the checkpoint file; it is durable when this returns."""
     content = _encode_mark((manifest.id_bytes, *mark))
-    _replace(filesystem, root, CHECKPOINT, crc32(content).to_bytes(4, "big") + content)
+    replace_file(filesystem, root / CHECKPOINT, crc32(content).to_bytes(4, "big") + content)
 
 
 def read_mark(root: Path, manifest: AcidManifest) -> Mark:
@@ -194,7 +194,7 @@ def upgrade_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest)
         filesystem.link(root / MANIFEST, old)
     upgraded = msgspec.structs.replace(manifest, format=FORMAT)
     text = msgspec.json.format(msgspec.json.encode(upgraded), indent=2) + b"\n"
-    _replace(filesystem, root, MANIFEST, text)
+    replace_file(filesystem, root / MANIFEST, text)
     return upgraded
 
 
@@ -204,12 +204,3 @@ def remove_old_format(filesystem: Filesystem, root: Path) -> None:
     if old.exists():
         shutil.rmtree(old_journal_path(root), ignore_errors=True)
         filesystem.unlink(old)
-
-
-def _replace(filesystem: Filesystem, root: Path, name: str, data: bytes) -> None:
-    fresh = root / f"{name}.new"
-    if filesystem.exists(fresh):
-        filesystem.unlink(fresh)
-    write_file(filesystem, fresh, data)
-    filesystem.replace(fresh, root / name)
-    filesystem.sync_directory(root)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from headwater.storage import control_socket
-from headwater.storage.directory import FOREIGN_NAMES, FORMAT_NAME, LOCK_NAME, lock_directory
+from headwater.storage.directory import FOREIGN_NAMES, FORMAT_NAME, LOCK_NAME, NEW_SUFFIX, lock_directory
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
-from headwater.storage.journal_location import NEW_RECORD_NAME, RECORD_NAME, moved_journals, remove_journals
+from headwater.storage.journal_location import RECORD_NAME, moved_journals, remove_journals
 from headwater.storage.worker_stores import GENERATION_PREFIX, WORKERS_NAME
 
 UNFINISHED: Final = ".unfinished"
@@ -39,10 +39,10 @@ _STORE_NAMES: Final = frozenset(
         control_socket.NAME,
         "BACKUP",
         "COLD",
-        "COLD.new",
-        "FORMAT.new",
+        "COLD" + NEW_SUFFIX,
+        FORMAT_NAME + NEW_SUFFIX,
         RECORD_NAME,
-        NEW_RECORD_NAME,
+        RECORD_NAME + NEW_SUFFIX,
         "MANIFEST",
         "MANIFEST.new",
         "acid",
@@ -52,7 +52,7 @@ _STORE_NAMES: Final = frozenset(
         "log",
         "packs",
         WORKERS_NAME,
-        "WORKERS.new",
+        WORKERS_NAME + NEW_SUFFIX,
     }
 )
 """The names of the files of a data directory, which are removed when it is replaced. No other files are removed."""
@@ -67,7 +67,7 @@ def check_is_new(root: Path) -> None:
     unknown_names = sorted(
         entry.name
         for entry in root.iterdir()
-        if entry.name not in {LOCK_NAME, "WORKERS.new"} | FOREIGN_NAMES and not entry.name.startswith(".")
+        if entry.name not in {LOCK_NAME, WORKERS_NAME + NEW_SUFFIX} | FOREIGN_NAMES and not entry.name.startswith(".")
     )
     if unknown_names:
         raise StorageError(

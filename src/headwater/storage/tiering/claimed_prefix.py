@@ -14,13 +14,12 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.directory import write_file
+from headwater.storage.directory import replace_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.tiering.objects import ObjectConflictError, Objects, StoredObject
 
 COLD_NAME: Final = "COLD"
-NEW_COLD_NAME: Final = "COLD.new"
 HEAD_KEY: Final = "HEAD"
 VERSION: Final = 1
 PACKS_PER_EPOCH: Final = 10**10
@@ -75,12 +74,7 @@ def read_mark(filesystem: Filesystem, directory: Path) -> ColdMark | None:
 
 
 def write_mark(filesystem: Filesystem, directory: Path, mark: ColdMark) -> None:
-    fresh = directory / NEW_COLD_NAME
-    if filesystem.exists(fresh):
-        filesystem.unlink(fresh)
-    write_file(filesystem, fresh, msgspec.json.encode(mark) + b"\n")
-    filesystem.replace(fresh, directory / COLD_NAME)
-    filesystem.sync_directory(directory)
+    replace_file(filesystem, directory / COLD_NAME, msgspec.json.encode(mark) + b"\n")
 
 
 class ClaimedPrefix:
