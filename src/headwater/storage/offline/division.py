@@ -166,7 +166,7 @@ def _verify(
             if planned.targets[stream.id] == number
         }
         if {stream.id: stream.image() for stream in found} != expected or found.documents != planned.documents[number]:
-            raise StorageError("The states of streams or documents in the copy differ from the original.")
+            raise StorageError("The copy differs from the original in the states of streams or documents.")
         for stream in found:
             digest = StreamDigest()
             for _ in digest.follow(reader.runs(stream, RUN_BYTES)):
