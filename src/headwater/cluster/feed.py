@@ -146,7 +146,7 @@ class Feed:
             self._is_watching = True
             self._engine.watch_changes(self._on_changed)
 
-    # -- questions -------------------------------------------------------------------------------------------------
+    # -- requests of the coordinator --------------------------------------------------------------------------------
 
     async def _sync(self, sender: int, arguments: Any) -> None:
         """Send everything that was acknowledged before the answer."""
@@ -195,7 +195,7 @@ class Feed:
             return refusal.detail
         return "" if is_boundary else f"{text} is not a message boundary of {name!r}. Ack one that the server returned."
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _described(self, stream: LiveStream) -> FedStream:
         return described(stream, is_fenced=stream.id in self._engine.fences.streams)

@@ -1,4 +1,4 @@
-"""Write fencing with several workers: a fence is with its stream, at any worker, and the claims are the coordinator's.
+"""Write fencing with several workers: any worker may have a fenced stream, and the coordinator has the claims.
 
 The worker of the stream asks the coordinator for the claim of a write token, and then decides the append against its
 own fence. When a claim ends, the coordinator first has the fenced streams of the claim sealed: responses, wakes and
@@ -38,11 +38,11 @@ SEAL: Final = "seal"
 CLAIM: Final = "claim"
 RETRY_S: Final = 0.1
 CLAIMS_MAX: Final = 10_000
-"""Claims and subscriptions that a worker remembers while it processes their appends."""
+"""Claims and subscriptions that a worker caches while it processes their appends."""
 
 
 class SealedStreams:
-    """Answers the coordinator, which ends a claim: the fenced streams of this worker are sealed."""
+    """Seals the fenced streams of this worker when the coordinator ends a claim."""
 
     def __init__(self, engine: Engine, relay: Relay) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class SealedStreams:
         relay.peers.answers(SEAL, self._seal)
 
     async def _seal(self, sender: int, arguments: Any) -> None:
-        """Seal a generation; the answer says that it is durable, or that nothing can be written here any more."""
+        """Seal a generation. Returns when that is durable, or when nothing can be written any more."""
         names, authority, generation = arguments
         durable: asyncio.Future[None] = self._relay.loop.create_future()
 
@@ -78,7 +78,7 @@ class AllFences:
         """The number of the last seal that was sent to another worker."""
         self._unanswered: dict[int, asyncio.Task[None]] = {}
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        """What waits for all seals up to a number, in order."""
+        """Callbacks that wait for all seals up to a number, in order."""
         relay.peers.answers(CLAIM, self._claim)
 
     @property
@@ -145,7 +145,7 @@ class AllFences:
 
 
 class CoordinatorClaims:
-    """The claims of write tokens, as the coordinator described them.
+    """The claims of write tokens, as reported by the coordinator.
 
     What is remembered may have changed at the coordinator: then the stream is sealed, or the change is not visible yet.
     """
@@ -175,7 +175,7 @@ class CoordinatorClaims:
     # -- appends ---------------------------------------------------------------------------------------------------
 
     def routes(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        """The routes, with appends that present a token postponed until its claim is known."""
+        """The routes; appends with a token are postponed until its claim is known."""
         return tuple(self._asking(route) if _appends(route) else route for route in routes)
 
     def _asking(self, route: Route) -> Route:

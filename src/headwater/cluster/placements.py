@@ -132,7 +132,7 @@ class Placements:
             await asyncio.sleep(0)
         return [name for name in names if self._is_here(name)], placed
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _is_here(self, name: str) -> bool:
         self._engine.expire_due()

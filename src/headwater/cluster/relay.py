@@ -333,7 +333,7 @@ class RelayedAnswer:
     def on_hold(self, *, is_held: bool) -> None:
         """Do nothing: the body was already sent."""
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         relay = self._relay

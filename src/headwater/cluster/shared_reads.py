@@ -114,7 +114,7 @@ class SharedRead:
         if self._inner is not None:
             self._inner.on_disconnect()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
         try:

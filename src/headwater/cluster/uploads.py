@@ -97,7 +97,7 @@ class RelayedUpload(BlobUpload):
         if not is_held:
             self._free()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _send(self, data: bytes) -> None:
         if self._peer is not None:

@@ -19,8 +19,8 @@ again in each callback, so the default of 5 ms adds up."""
 
 
 def keep_responsive() -> None:
-    """Call this after recovery: the garbage collector does not scan what exists by then."""
-    gc.unfreeze()  # What an earlier recovery built before a pause.
+    """Apply the settings after recovery, and exclude existing objects from garbage collection."""
+    gc.unfreeze()  # Objects of an earlier recovery, before a pause.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

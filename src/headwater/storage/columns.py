@@ -14,7 +14,7 @@ NUMBERS_AT_ONCE: Final = 65_536
 
 
 def shifted(numbers: Sequence[int], by: int, type_: Literal["I", "Q"] = "I") -> array[int]:
-    """Each of the numbers plus `by`."""
+    """Add `by` to each of the numbers."""
     column = array(type_)
     for start in range(0, len(numbers), NUMBERS_AT_ONCE):
         column.fromlist([number + by for number in numbers[start : start + NUMBERS_AT_ONCE]])

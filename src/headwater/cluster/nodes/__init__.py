@@ -1,1 +1,1 @@
-"""Several machines as one server: Postgres is the journal and decides who owns what, an object store has the packs."""
+"""Several machines as one server: Postgres has the journal and the ownership of shards, an object store the packs."""

@@ -1,4 +1,4 @@
-"""Copy a data directory into a new cluster, and look at a cluster as if it were a data directory.
+"""Copy a data directory into a new cluster, and fetch a cluster as a data directory.
 
 `fetched_cluster` makes a directory with one store for each shard, as several workers have it. A store has the manifest
 and the journal of its shard; packs and snapshots stay in the object store and are read there. So everything that works
@@ -45,9 +45,9 @@ from headwater.storage.tiering.restore import restore_replicated
 from headwater.storage.worker_stores import WORKERS_VERSION, WorkerStores, store_directories, write_worker_stores
 
 ATTEMPTS: Final = 10
-"""How often a shard is fetched again because its owner trimmed the journal meanwhile."""
+"""How often a shard is fetched again because its owner trimmed the journal in the meantime."""
 COPIED_EPOCH: Final = 1
-"""Of the objects that a copy writes. The first owner of a shard has the next one."""
+"""The epoch of the objects that a copy writes. The first owner of a shard has the next one."""
 _UPLOAD_CHECK_S: Final = 0.02
 
 
@@ -56,7 +56,7 @@ _UPLOAD_CHECK_S: Final = 0.02
 
 @contextmanager
 def fetched_cluster(settings: Settings) -> Iterator[Path]:
-    """A directory with the stores of all shards, for reading. Raises `StorageError` if there is no cluster."""
+    """Fetch the stores of all shards into a directory, for reading. Raises `StorageError` if there is no cluster."""
     url, cold = settings.cluster.postgres_url, settings.storage.cold
     if not url or cold is None:
         raise StorageError("The mode cluster needs cluster.postgres_url and storage.cold.")
@@ -96,7 +96,7 @@ class _JournalSnapshot:
 
 
 def _fetch(connection: Connection, shard: int, objects: Objects, directory: Path) -> None:
-    """Make the store of a shard. Its owner may store a newer manifest and trim the journal at any moment."""
+    """Fetch the store of a shard. Its owner may store a newer manifest and trim the journal at any time."""
     for _ in range(ATTEMPTS):
         head = ClaimedPrefix(objects).head
         problem: CorruptError | None = None
@@ -143,7 +143,7 @@ def copy_into_cluster(source: Path, source_mode: str, settings: Settings) -> Cop
         with ExitStack() as stack:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-copy-")))
             connection = stack.enter_context(connect(settings.cluster.postgres_url, "copy"))
-            # Until the end nobody else can take a shard.
+            # No other node can take a shard until the end of the copy.
             stack.enter_context(connection.transaction())
             _require_new(connection)
             _empty(root, cold, shards)
@@ -184,7 +184,7 @@ def _require_new(connection: Connection) -> None:
 
 
 def _empty(root: Objects, cold: str, shards: int) -> None:
-    """Remove what an interrupted copy left. Raises `StorageError` if there is something else."""
+    """Remove the objects of an interrupted copy. Raises `StorageError` if there are others."""
     is_left = root.get(COPYING_KEY) is not None
     for shard in range(shards):
         objects = shard_objects(cold, shard)

@@ -1,4 +1,4 @@
-"""The keeper of a node: the process that talks to Postgres about ownership, so that the supervisor never waits for it.
+"""The keeper of a node: a process that manages ownership in Postgres, so that the supervisor never waits for Postgres.
 
 It makes one turn (`ownership`) whenever the supervisor says so, and answers. A keeper that hangs, or a supervisor that
 is paused, renews no lease: the processes of the shards end when theirs expires, and other nodes take them over. A turn
@@ -59,7 +59,7 @@ def send_turn(keeper: socket.socket, turn: Turn) -> None:
 
 
 def receive_answer(keeper: socket.socket) -> Answer | None:
-    """The next answer; None if the keeper is gone."""
+    """The next answer; None if the keeper has ended."""
     try:
         data = keeper.recv(_PACKET_MAX_BYTES)
     except ConnectionError:
@@ -68,7 +68,7 @@ def receive_answer(keeper: socket.socket) -> Answer | None:
 
 
 def run_keeper(settings: Settings, node: str, owner: str, address: str, control: socket.socket) -> int:
-    """Serve one supervisor; returns when that is gone."""
+    """Serve one supervisor; returns when the supervisor has ended."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     try:

@@ -1,4 +1,4 @@
-"""Connections between the processes of shards, on any nodes: TCP, and both sides prove that they know the secret.
+"""TCP connections between the processes of shards on all nodes; both sides prove that they know the secret.
 
 The process of the higher shard connects to that of the lower one. After the greeting, what `peers` sends between the
 workers of one machine is sent here. The secret itself is never sent; what follows the greeting is neither encrypted nor
@@ -23,7 +23,7 @@ from headwater.cluster.peers import Peer, Peers
 log = logging.getLogger("headwater.cluster")
 
 GREETING_S: Final = 3.0
-"""How long a greeting may take."""
+"""Timeout of the greeting."""
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _HELLO_MAX_BYTES: Final = 512
@@ -39,7 +39,7 @@ class _Introduction(msgspec.Struct, frozen=True):
 
 
 class RefusedError(Exception):
-    """The other side is not who it should be."""
+    """The other side could not prove its identity."""
 
 
 class ShardLinks:
@@ -51,9 +51,9 @@ class ShardLinks:
         self._secret = secret.encode()
         self._loop = asyncio.get_running_loop()
         self._epochs: dict[int, int] = {}
-        """The epochs of the others, as far as they are known."""
+        """The known epochs of the other shards."""
         self._linked: dict[int, int] = {}
-        """The epoch to which each shard was linked last."""
+        """The epoch of the last link to each shard."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._dialing: set[int] = set()
         self._listening: socket.socket | None = None

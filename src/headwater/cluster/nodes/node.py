@@ -37,14 +37,14 @@ log = logging.getLogger("headwater.cluster")
 
 TURNS_PER_LEASE: Final = 6
 HAND_OVER_S: Final = 2.0
-"""How long a shard that is handed over may take to answer what it was asked."""
+"""How long a shard that is handed over may take to complete its requests."""
 LINGER_S: Final = 1.0
-"""How long a refused connection stays open, so that its client can read why."""
+"""How long a refused connection stays open, so that its client can read the response."""
 _ANY: Final = frozenset(("0.0.0.0", "::", ""))
 
 
 def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
-    """Serve as a node until SIGTERM or SIGINT. Raises `StorageError` if what the cluster relies on is not there."""
+    """Serve as a node until SIGTERM or SIGINT. Raises `StorageError` if a requirement of the cluster is not met."""
     host = settings.cluster.host or (socket.gethostname() if settings.server.host in _ANY else settings.server.host)
     name = settings.cluster.node or f"{socket.gethostname()}:{settings.server.port or os.getpid()}"
     owner = f"{name}#{secrets.token_hex(4)}"
@@ -59,7 +59,7 @@ def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
 
 
 def _end_keeper(pid: int) -> None:
-    """Give the keeper time to say that the node has left; a Postgres that does not answer must not hold up the end."""
+    """Give the keeper time to report that the node has left; an unresponsive Postgres must not delay the end."""
     until_s = time.monotonic() + LINGER_S
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if time.monotonic() >= until_s:
@@ -82,7 +82,7 @@ class NodeSupervisor(WorkerSupervisor):
         self._standing = Standing({}, 0.0, {})
         self._problem = ""
         self._epochs: dict[int, int] = {}
-        """The epoch in which the process of each shard was started last."""
+        """The epoch of the last started process of each shard."""
         self._reopen: set[int] = set()
         self._release: set[int] = set()
         self._moving: WorkerProcess | None = None
@@ -190,7 +190,7 @@ class NodeSupervisor(WorkerSupervisor):
             self._announce_once()
 
     def _follow(self) -> None:
-        """Make the processes what the leases say."""
+        """Start and stop processes according to the leases."""
         held = self._standing.held
         lease = messages.ShardLease(self._standing.until_s, self._standing.owners)
         for worker in self._workers:
@@ -241,7 +241,7 @@ class NodeSupervisor(WorkerSupervisor):
         if is_done or now_s >= self._leave_until_s:
             super()._begin_drain()
 
-    # -- when nothing serves ---------------------------------------------------------------------------------------
+    # -- without a process that serves -----------------------------------------------------------------------------
 
     def _refuse(self, now_s: float) -> None:
         """Answer requests with 503 while no process of this node accepts them."""

@@ -1,4 +1,4 @@
-"""Open the store of a shard from Postgres and the object store alone, in a directory that is only a cache."""
+"""Open the store of a shard from Postgres and the object store; the local directory is only a cache."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def shard_directory(root: Path, shard: int, epoch: int) -> Path:
 
 
 def shard_objects(cold: str, shard: int) -> Objects:
-    """Where the packs of a shard are."""
+    """The location of the packs of a shard."""
     return open_objects(f"{cold.rstrip('/')}/shard-{shard:03}")
 
 
 def open_shard(
     settings: Settings, shard: int, shards: int, epoch: int, open_packs_max: int, is_ours: Callable[[], bool]
 ) -> Store:
-    """Open a shard in an epoch that is ours. Raises `StorageError` if it is not, or if something is missing."""
+    """Open a shard in an epoch that this node owns. Raises `StorageError` if it does not, or if something is
+    missing."""
     storage, cluster = settings.storage, settings.cluster
     directory = shard_directory(storage.data_dir, shard, epoch)
     with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Who owns which shard: one node's turn at the tables of the cluster, again and again.
+"""The ownership of shards: in regular turns, a node renews its leases and takes or releases shards.
 
 In each turn a node raises the lease of its shards by one, looks at those of the others, and takes shards that are free,
 or whose lease did not move for `lease_s` by its own clock. The nodes that are alive share the shards evenly: who has
@@ -24,9 +24,9 @@ from psycopg.types.json import Jsonb
 from headwater.cluster.nodes.schema import FORMAT, SYNCHRONOUS, Connection, broken_promise
 
 HELD_PART: Final = 0.9
-"""A node relies on a lease for this part of its time, so that clocks may run at slightly different speeds."""
+"""A node relies on a lease for this fraction of its time, because clocks may run at slightly different speeds."""
 SETTLE_PART: Final = 0.4
-"""For this part of a lease a new node only looks, so that nodes that start together find each other first."""
+"""A new node only observes for this fraction of a lease, so that nodes that start together find each other."""
 
 _RENEW: Final = """
 WITH beat AS (
@@ -59,7 +59,7 @@ RETURNING shard.id, shard.epoch
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):
-    """What a node wants: from its supervisor."""
+    """The request of a node's supervisor for one turn."""
 
     addresses: dict[int, str]
     """The shards that it has, and where their processes listen; empty while one is starting."""
@@ -71,18 +71,18 @@ class Turn(msgspec.Struct, frozen=True, tag="turn"):
 
 
 class Standing(msgspec.Struct, frozen=True, tag="standing"):
-    """What a node has after a turn."""
+    """The state of a node after a turn."""
 
     held: dict[int, int]
     """Its shards, and their epochs."""
     until_s: float
-    """Until when it may rely on that, on the monotonic clock of the machine."""
+    """The time until which it may rely on that, by the monotonic clock of the machine."""
     owners: dict[int, tuple[int, str]]
     """The epoch and the address of every shard that can be reached."""
     surplus: int = 0
-    """How many shards it should hand over."""
+    """The number of shards that it should hand over."""
     problem: str = ""
-    """Why the turn failed. Then nothing else here counts."""
+    """Why the turn failed; the other fields are then not valid."""
 
 
 class _Row(NamedTuple):
@@ -118,7 +118,7 @@ class Ownership:
         self._clock = clock
         self._takes_from_s = clock() + SETTLE_PART * lease_s
         self._seen: dict[object, tuple[object, float]] = {}
-        """Of each shard and node: what it was when it last changed, and when that was seen."""
+        """For each shard and node: its last value, and when the change to it was seen."""
         self._is_warned = False
 
     def watch(self, connection: Connection) -> None:
@@ -170,7 +170,7 @@ class Ownership:
         return Standing(held, started_s + HELD_PART * self._lease_s, owners, surplus)
 
     def leave(self, connection: Connection) -> None:
-        """The node ends: others need not wait for it."""
+        """Remove the node when it ends, so that others do not wait for it."""
         connection.execute("DELETE FROM headwater.node WHERE name = %s AND incarnation = %s", [self._node, self._owner])
 
     def _epochs(self, connection: Connection, statement: str, **values: object) -> dict[int, int]:
@@ -183,7 +183,7 @@ class Ownership:
         return row.owner is None or self._stands_still(row.id, (row.epoch, row.lease))
 
     def _nodes(self, connection: Connection) -> int:
-        """How many nodes take shards, with this one."""
+        """The number of nodes that take shards, including this one."""
         alive = 1
         for name, incarnation, beats, leaves in connection.execute(
             "SELECT name, incarnation, beats, COALESCE((report->>'leaves')::boolean, false) FROM headwater.node"
@@ -194,7 +194,7 @@ class Ownership:
         return alive
 
     def _stands_still(self, what: object, value: object) -> bool:
-        """Whether this has had the same value for the length of a lease, as far as was seen."""
+        """Whether this node has seen the same value for the length of a lease."""
         now_s = self._clock()
         seen = self._seen.get(what)
         if seen is None or seen[0] != value:

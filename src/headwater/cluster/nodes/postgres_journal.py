@@ -1,4 +1,4 @@
-"""The journal of a shard as rows in Postgres. One statement commits a batch, and refuses everyone but the owner.
+"""The journal of a shard as rows in Postgres. One statement commits a batch, and only for the owner of the shard.
 
 The statement moves the shard from the last record to the new one, on the condition that its epoch is ours, and inserts
 the batch. It returns when a standby has it.
@@ -48,7 +48,7 @@ AND EXISTS (SELECT 1 FROM headwater.shard WHERE id = %(shard)s AND epoch = %(epo
 RETRY_S: Final = 0.1
 FETCHED_ROWS: Final = 16
 BATCH_MAX_BYTES: Final = 2**29
-"""Postgres takes values of up to 1 GiB."""
+"""Postgres accepts values of up to 1 GiB."""
 
 
 class PostgresJournal:
@@ -68,7 +68,7 @@ class PostgresJournal:
         self.shard: Final = shard
         self.epoch: Final = epoch
         self._is_ours = is_ours
-        """Whether to continue trying: the lease has not expired."""
+        """Whether to continue retries: the lease has not expired."""
         self._retry_s = retry_s
         condition = SYNCHRONOUS if require_standby else ""
         self._commit_statement = _COMMIT.format(condition)
@@ -99,7 +99,7 @@ class PostgresJournal:
                 raise WriteFailedError(f"Postgres refused a batch of shard {self.shard}: {error}") from error
             if not self._is_ours():
                 raise WriteFailedError(f"Whether a batch of shard {self.shard} was committed is unknown: {problem}")
-            log.warning("a commit of shard %d is decided again: %s", self.shard, problem)
+            log.warning("a commit of shard %d is retried: %s", self.shard, problem)
             time.sleep(self._retry_s)
 
     def batches(self, after_lsn: int) -> Iterator[bytearray]:
@@ -112,14 +112,14 @@ class PostgresJournal:
                 connection.execute("SET synchronous_commit = off")
                 connection.execute(_TRIM, {"shard": self.shard, "epoch": self.epoch, "lsn": lsn})
         except psycopg.Error as error:
-            log.warning("the journal of shard %d is trimmed later: %s", self.shard, error)
+            log.warning("the journal of shard %d will be trimmed later: %s", self.shard, error)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------------------------
 
     def _commit(self, old: int, new: int, batch: bytes) -> bool:
         """Whether the batch is certainly committed. Raises `WriteFailedError` if it never can be."""

@@ -1,4 +1,4 @@
-"""The tables of a cluster in Postgres, and what must be true of the server that has them.
+"""The tables of a cluster in Postgres, and the requirements on the server.
 
 `shard` says who owns a shard and up to which record its journal goes; `journal` has the batches that the object store
 does not have yet; `node` has the nodes, alive or not. There are no times in them: a lease is a counter that its owner
@@ -18,19 +18,19 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headwater.storage.interface import StorageError
 
 FORMAT: Final = 1
-"""The version of batches and packs. A node takes no shard over that was written by a later one."""
+"""The version of batches and packs. A node does not take over a shard that was written by a later version."""
 
 Connection: TypeAlias = psycopg.Connection[tuple[object, ...]]
 
 _CONNECT_TIMEOUT_S: Final = 3
 _LOCK: Final = 0x68656164
-"""Of the transaction that creates the tables: nodes may start at the same time."""
+"""The lock of the transaction that creates the tables: nodes may start at the same time."""
 
 SYNCHRONOUS: Final = (
     " AND current_setting('synchronous_commit') IN ('on', 'remote_apply')"
     " AND current_setting('synchronous_standby_names') <> ''"
 )
-"""Part of every condition under which a shard changes, so that a server that is reconfigured changes nothing more."""
+"""Part of every condition for a change of a shard, so that a reconfigured server cannot change anything."""
 
 _TABLES: Final = """
 CREATE SCHEMA IF NOT EXISTS headwater;
@@ -124,7 +124,7 @@ def _timeline(connection: Connection) -> int | None:
 
 
 def broken_promise(connection: Connection, *, require_standby: bool) -> str | None:
-    """Why what is committed here could be lost with this server, or None."""
+    """Why commits could be lost with this server, or None."""
     row = connection.execute(
         "SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),"
         " current_setting('fsync'), pg_is_in_recovery(), current_setting('transaction_read_only')"

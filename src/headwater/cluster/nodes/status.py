@@ -1,4 +1,4 @@
-"""The state of a cluster, as its tables in Postgres have it."""
+"""The state of a cluster, read from its tables in Postgres."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     name: str
     address: str
     shards: int
-    """How many it owns."""
+    """The number of shards that it owns."""
     leaves: bool
     """Whether it drains."""
 
@@ -36,7 +36,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     nodes: list[NodeStatus]
     shards: list[ShardStatus]
     problem: str | None
-    """Why Postgres does not keep what the cluster promises, if so."""
+    """Why Postgres does not meet the requirements of the cluster, or None."""
 
     @property
     def is_whole(self) -> bool:
@@ -44,7 +44,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
 
 def cluster_status(connection: Connection, *, require_standby: bool = True) -> ClusterStatus:
-    """Raises `psycopg.Error` if there is no cluster in this database."""
+    """Read the state. Raises `psycopg.Error` if there is no cluster in this database."""
     identity: Any = connection.execute("SELECT id, name FROM headwater.cluster").fetchone()
     shards: Any = connection.execute(
         "SELECT shard.id, owner, epoch, seq, address IS NOT NULL, batches, bytes FROM headwater.shard"

@@ -1,4 +1,4 @@
-"""Functions with a compiled version: which one is used, and the pure Python ones.
+"""Functions with an optional compiled version, and their pure Python versions.
 
 The compiled versions are optional. They are built when the package is installed, if there is a C compiler (see
 `hatch_build.py`); HEADWATER_PURE=1 disables them. Both builds give the same results: a function that returns None

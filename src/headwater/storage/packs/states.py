@@ -19,7 +19,7 @@ from headwater.core.producers import ProducerState
 from headwater.core.records import Document, Image
 
 PRODUCERS_AT_ONCE: Final = 2048
-"""Producers that are encoded or copied in one go: well under a millisecond."""
+"""Producers that are encoded or copied in one call: well under a millisecond."""
 LARGE_BYTES: Final = 64 * 1024
 """A smaller state is decoded in one call. An entry of the map of producers takes at least 20 bytes."""
 
@@ -47,14 +47,14 @@ class _StoredProducer(msgspec.Struct, array_like=True, gc=False):
     used_ms: int = 0
 
     def __post_init__(self) -> None:
-        """Nothing. At the call the interpreter can switch to another thread."""
+        """Do nothing: during the call the interpreter can switch to another thread."""
 
 
 _decode_producers = msgspec.msgpack.Decoder(dict[str, _StoredProducer]).decode
 
 
 def is_large(image: Image | None) -> bool:
-    """Whether an image takes noticeably long to copy, to encode and to release."""
+    """Whether it takes noticeable time to copy, encode and free an image."""
     return image is not None and len(image.producers) > PRODUCERS_AT_ONCE
 
 
@@ -70,7 +70,7 @@ def encode_state(state: Image | Document) -> bytes:
             items = iter(value.items())
             while piece := dict(islice(items, PRODUCERS_AT_ONCE)):
                 parts.append(_without_header(_encode(piece), len(piece)))
-                # Let the event loop have the interpreter.
+                # Let the event loop run.
                 time.sleep(0)
         else:
             parts.append(_encode(value))
@@ -89,12 +89,12 @@ def decode_state(encoded: bytes | memoryview) -> Image | Document:
     assert isinstance(image, Image)
     producers: dict[str, ProducerState] = {}
     for id_ in list(stored):
-        # Freed one by one: to free all of them at once takes as long as ten milliseconds.
+        # Free them one by one: freeing all at once takes up to ten milliseconds.
         state = stored.pop(id_)
         producers[id_] = ProducerState(state.epoch, state.seq, state.digests, state.used_ms)
     return msgspec.structs.replace(image, producers=producers)
 
 
 def _without_header(encoded: bytes, count: int) -> memoryview:
-    """The entries of a map, without the bytes that say how many there are."""
+    """The entries of an encoded map, without its header."""
     return memoryview(encoded)[1 if count < 16 else 3 if count < 2**16 else 5 :]
