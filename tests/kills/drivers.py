@@ -60,7 +60,8 @@ class Driver:
         killed = 0
         for process in self._below():
             with suppress(psutil.Error):
-                is_worker = any("pyspark" in word for word in process.cmdline()) and "java" not in process.name()
+                is_python = any("pyspark" in word or "prefork" in word for word in process.cmdline())
+                is_worker = is_python and "java" not in process.name()
                 if is_worker and rng.random() < SHARE_OF_WORKERS:
                     process.kill()
                     killed += 1

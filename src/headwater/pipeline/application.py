@@ -56,6 +56,7 @@ class Application:
                 {"spark.sql.streaming.metricsEnabled": "false", **general.spark},
                 local_checkpoints="://" not in general.checkpoints,
                 log_level="ERROR",
+                archives_classes=True,
             ) as spark,
         ):
             log.info("metrics and readiness on http://%s:%d", general.metrics_host, endpoint.port)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from headwater.spark.callbacks import start_callback_server
+from headwater.spark.class_archive import JAVA_OPTIONS
 from headwater.spark.home import use_quick_home
 
 if TYPE_CHECKING:
@@ -70,8 +71,10 @@ def session(name: str = "headwater", *, master: str = "", local_checkpoints: boo
     if running is not None:
         warn_of_missing_settings(running)
         return running
-    use_quick_home(master)
+    archive = use_quick_home(master)
     builder = SparkSession.Builder().appName(name)
+    if archive is not None and archive.exists:
+        builder = builder.config(JAVA_OPTIONS, archive.java_options)
     builder = configure(builder.master(master) if master else builder, local_checkpoints=local_checkpoints)
     started = builder.getOrCreate()
     start_callback_server()
