@@ -1,6 +1,7 @@
 """The pipeline by direction and number of streams: latency of single events after a warm-up, and throughput.
 
     python -m bench.directions [--streams 1,1000,10000] [--messages N] [--events N] [--warm-up N] [--only fold,…]
+    python -m bench.directions --streams 10000 --add            keep the other figures of the file
     python -m bench.directions --page bench/directions.json     write the table of docs/benchmarks.md
 
 Each direction first delivers the existing messages of its streams, which gives the throughput; then single events are
@@ -257,23 +258,28 @@ def measure(direction: Direction, events: int, warm_up: int) -> dict[str, float]
     }
 
 
-def run(counts: list[int], messages: int, events: int, warm_up: int, only: list[str]) -> dict[str, Any]:
+def run(chosen: argparse.Namespace) -> None:
+    """Measure what was chosen; the file is written after each figure, so that a run can be made in parts."""
     result: dict[str, Any] = {
         "taken": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
-        "messages": messages,
-        "events": events,
-        "warm_up": warm_up,
-        "figures": {},
+        "messages": chosen.messages,
+        "events": chosen.events,
+        "warm_up": chosen.warm_up,
+        "figures": {name: {} for name in DIRECTIONS},
     }
+    if chosen.add and chosen.save.exists():
+        before = json.loads(chosen.save.read_text())
+        load = max(result["load_average"], before["load_average"])
+        result |= {"figures": result["figures"] | before["figures"], "load_average": load}
     with spark_session() as spark:
-        for streams in counts:
-            for name in only:
-                figures = _measured(spark, name, streams, messages, events, warm_up)
+        for streams in map(int, chosen.streams.split(",")):
+            for name in chosen.only.split(","):
+                figures = _measured(spark, name, streams, chosen.messages, chosen.events, chosen.warm_up)
                 print(f"{name:20} {streams:>7,} streams: {figures}", flush=True)
-                result["figures"].setdefault(name, {})[str(streams)] = figures
-    return result
+                result["figures"][name][str(streams)] = figures
+                chosen.save.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _measured(spark: SparkSession, name: str, streams: int, messages: int, events: int, warm_up: int) -> dict[str, Any]:
@@ -303,12 +309,11 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=100)
     parser.add_argument("--only", default=",".join(DIRECTIONS), help="directions, separated by commas")
     parser.add_argument("--save", type=Path, default=RESULT)
+    parser.add_argument("--add", action="store_true", help="keep the other figures of the file")
     parser.add_argument("--page", type=Path, help="write docs/benchmarks.md from this file, and measure nothing")
     chosen = parser.parse_args()
     if chosen.page is None:
-        counts = [int(count) for count in chosen.streams.split(",")]
-        result = run(counts, chosen.messages, chosen.events, chosen.warm_up, chosen.only.split(","))
-        chosen.save.write_text(json.dumps(result, indent=1) + "\n")
+        run(chosen)
     else:
         write_table(json.loads(chosen.page.read_text()))
 

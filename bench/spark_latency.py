@@ -3,7 +3,7 @@
 Our server and the official Node server in turns, after a warm-up, with the recommended settings. `single` events are
 sent to a waiting query; `in a row` each is sent when the previous one is visible, and waits for that one's commit.
 
-python -m bench.spark_latency [--events N] [--warm-up N]
+python -m bench.spark_latency [--events N] [--warm-up N] [--ours]
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument("--warm-up", type=int, default=150)
+    parser.add_argument("--ours", action="store_true", help="leave out the official server")
     arguments = parser.parse_args()
     print(f"{'event to copy visible':24}{'p50':>9}{'p95':>9}{'max':>9}   of a batch, by phase in ms (median)")
     with headwater() as ours, official_node() as theirs, spark_session() as spark:
-        for server in (ours, theirs):
+        for server in (ours,) if arguments.ours else (ours, theirs):
             with tempfile.TemporaryDirectory(prefix="spark-bench-") as checkpoint:
                 copy = Copy(spark, server, checkpoint)
                 try:
