@@ -116,6 +116,19 @@ def test_forks_end_when_the_process_that_made_them_is_killed(
     wait_until(lambda: not fork.is_running(), what="the fork has ended")
 
 
+def test_forks_may_end_after_the_driver(program: str) -> None:
+    started, fork = start_waiting(program)
+    (process,) = home._started
+    assert process.stdin is not None
+    process.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    assert fork.is_running()
+    fork.terminate()
+    assert started.wait(30) == 9
+    assert process.wait(30) == 0
+
+
 def test_another_python_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     monkeypatch.setattr(home, "_started", [])

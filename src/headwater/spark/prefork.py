@@ -1,6 +1,6 @@
 """Start Spark's Python processes by forking one process that has already imported their modules.
 
-Spark starts about seven Python processes before the first row of a query flows (to find the data source, to plan, to
+Spark starts about ten Python processes before the first row of a query flows (to find the data source, to plan, to
 read, to write, to commit), and each imports PySpark, pyarrow and this package again: about a second of CPU time. Here
 one process imports them while the JVM starts. What Spark starts as its Python is a small program (`forked_python.py`),
 which passes its descriptors, arguments and environment to that process and waits for the fork to end.
@@ -37,14 +37,18 @@ class Prefork:
         """By connection: the descriptor that reports the end of its fork."""
 
     def run(self) -> None:
-        """Serve until the standard input is closed."""
+        """Serve until the standard input is closed and the last fork has ended."""
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, "stop")
         self._selector.register(self._listener, selectors.EVENT_READ, "accept")
-        while True:
+        is_stopping = False
+        while not is_stopping or self._forks:
             for key, _ in self._selector.select():
                 match key.data:
                     case "stop":
-                        return
+                        is_stopping = True
+                        self._selector.unregister(sys.stdin.fileno())
+                        self._selector.unregister(self._listener)
+                        self._listener.close()
                     case "accept":
                         self._accept()
                     case ("ended", connection, pid):
