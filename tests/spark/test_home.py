@@ -20,6 +20,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("SPARK_HOME", "to be restored")
     monkeypatch.delenv("SPARK_HOME")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")  # Nothing is forked for it.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 

@@ -129,6 +129,14 @@ def test_forks_may_end_after_the_driver(program: str) -> None:
     assert process.wait(30) == 0
 
 
+def test_second_session_uses_the_same_process(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    home.start_prefork(tmp_path, PRELOADED)
+    assert os.environ["PYSPARK_PYTHON"] == program
+    assert len(home._started) == 1
+    assert run(program, "-m", "pyspark_tells").stdout == "True by Spark input\n"
+
+
 def test_another_python_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     monkeypatch.setattr(home, "_started", [])

@@ -47,6 +47,7 @@ PRELOADED: Final = (
 )
 """What Spark's processes import. A module that is not installed is left out."""
 
+_PROGRAM: Final = "python3"
 _LINKED: Final = ("bin", "jars", "sbin", "RELEASE")
 
 
@@ -95,10 +96,15 @@ def start_prefork(home: Path, preloaded: Sequence[str] = PRELOADED) -> None:
     Do nothing if PYSPARK_PYTHON is another Python, or the system has no process descriptors (only Linux has them). The
     process ends with this one.
     """
-    chosen = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    if _started or chosen != sys.executable or not hasattr(os, "pidfd_open"):
+    program = str(home / _PROGRAM)
+    if os.environ.get("PYSPARK_PYTHON", sys.executable) not in (sys.executable, program):
         return
-    program = _program(home)
+    if not hasattr(os, "pidfd_open"):
+        return
+    _write_program(home)
+    os.environ["PYSPARK_PYTHON"] = program
+    if any(process.poll() is None for process in _started):
+        return
     place = Path(tempfile.mkdtemp(prefix="headwater-prefork-")) / "socket"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(place))
@@ -115,21 +121,19 @@ def start_prefork(home: Path, preloaded: Sequence[str] = PRELOADED) -> None:
         )
     _started.append(process)
     os.environ[SOCKET_VARIABLE] = str(place)
-    os.environ["PYSPARK_PYTHON"] = str(program)
 
 
 _started: Final[list[subprocess.Popen[bytes]]] = []
 """Keeps the pipes open."""
 
 
-def _program(home: Path) -> Path:
-    """The program that Spark starts as Python: our small program with this interpreter."""
-    program = home / "python3"
+def _write_program(home: Path) -> None:
+    """Write the program that Spark starts as Python: our small program with this interpreter."""
+    program = home / _PROGRAM
     small = Path(__file__).with_name("forked_python.py")
     text = f'#!/bin/sh\nexec "{sys.executable}" -E -S "{small}" "{sys.executable}" "$@"\n'
     if not program.exists() or program.read_text() != text:
-        draft = home / f"python3.{os.getpid()}"
+        draft = home / f"{_PROGRAM}.{os.getpid()}"
         draft.write_text(text)
         draft.chmod(stat.S_IRWXU)
         draft.replace(program)
-    return program
