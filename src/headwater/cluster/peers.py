@@ -331,11 +331,6 @@ class Peers:
             raise PeerLostError(f"worker {worker} is not connected")
         return await peer.ask(question, arguments)
 
-    async def ask_all(self, question: str, arguments: object = None) -> list[Any]:
-        """The answers of all workers in order, including this one. Raises `PeerLostError`."""
-        asked = (self.ask(worker, question, arguments) for worker in range(self.workers))
-        return await asyncio.gather(*asked)
-
     def wait(self, worker: int, then: Callable[[], None]) -> None:
         """Call `then` once the worker is connected."""
         self._waiting[worker][then] = None

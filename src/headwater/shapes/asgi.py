@@ -37,7 +37,7 @@ class Access:
     may_delete: bool = False
 
 
-class _Disconnected(Exception):
+class _DisconnectedError(Exception):
     pass
 
 
@@ -56,7 +56,7 @@ class App:
                 await _send_events(response, cors, receive, send)
             else:
                 await _send(response, cors, send, without_body=scope["method"] == "HEAD")
-        except _Disconnected:
+        except _DisconnectedError:
             return
 
     async def _respond(
@@ -123,7 +123,7 @@ async def _body(receive: Receive) -> bytes | None:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Disconnected
+            raise _DisconnectedError
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > BODY_BYTES_MAX:
@@ -141,7 +141,7 @@ async def _unless_disconnected(
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise _Disconnected
+            raise _DisconnectedError
         return working.result()
     finally:
         leaving.cancel()
