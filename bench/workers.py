@@ -32,6 +32,7 @@ from bench.servers import STORAGE_MODES
 READERS = 200
 EVENTS_PER_S = 40
 EVENT = b"<event>"
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 class RotatingSender(Sender):
@@ -178,6 +179,33 @@ async def load(server: Server, per_connection: list[list[bytes]], seconds: float
     return count / took_s, cpu_s / max(1, count) * 1e6, own_s / took_s
 
 
+def table(found: dict[str, list[tuple[float, ...]]]) -> str:
+    """The medians as the table of docs/workers.md, with ratios to the first number of workers."""
+    kinds = {
+        "one stream": ("append, one stream per connection", True),
+        "500 streams": ("append, 500 streams per connection", True),
+        "fan-out": ("SSE event to one of 200 readers", False),
+        "replay": ("MiB of replay", False),
+    }
+    titles = [title for title, _ in kinds.values()]
+    lines = ["| processes | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+    numbers = list(dict.fromkeys(int(name.split(" ")[0]) for name in found))
+    for number in numbers:
+        cells = []
+        for kind, (_, has_rate) in kinds.items():
+            (rate, cpu_us), (rate_1, cpu_us_1) = (
+                [statistics.median(values) for values in zip(*found[f"{each} workers, {kind}"], strict=True)][:2]
+                for each in (number, numbers[0])
+            )
+            ratio = number != numbers[0]
+            cell = (
+                f"{rate:,.0f} per s" + (f" ({rate / rate_1:.2f} {TIMES})" if ratio else "") + ", " if has_rate else ""
+            )
+            cells.append(cell + f"{cpu_us:.1f} µs" + (f" ({cpu_us / cpu_us_1:.2f} {TIMES})" if ratio else ""))
+        lines.append(f"| {number if number == 1 else f'{number} workers'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=STORAGE_MODES, default="memory")
@@ -229,6 +257,7 @@ def main() -> None:
     for name, results in found.items():
         rate, cpu_us, *own = (statistics.median(values) for values in zip(*results, strict=True))
         print(f"{name:<28}{rate:>12.0f}{cpu_us:>9.1f}" + "".join(f"{share:>11.0%}" for share in own))
+    print(table(found))
     print(json.dumps({"benchmark": "workers", "mode": chosen.mode, "rounds": found}))
 
 
