@@ -216,5 +216,33 @@ def test_end_of_a_claim_is_shown_after_the_workers_of_its_fenced_streams_have_st
             assert Subscription(later, subscription.id).claimed()["generation"] == wake["generation"] + 1
 
 
+def test_fences_survive_restarts_with_other_numbers_of_workers(tmp_path: Path) -> None:
+    json = {"Content-Type": "application/json"}
+    source, place = (f"/v1/stream/{name_in(worker, 3, 'moved')}" for worker in (1, 2))
+    with serve(DS_SERVER__WORKERS="3", directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        _ok(client.put(source, headers=json, content="[0]"), 201)
+        _ok(client.put(place, headers=FENCE | json | {"Stream-Forked-From": source}), 201)
+        _ok(client.put("/v1/stream/wakes", headers=json), 201)
+        subscription = Subscription(client, "moved")
+        subscription.pull("wakes", place.removeprefix("/v1/stream/"), lease_ttl_ms=600_000)
+        _ok(client.post(place, headers=json, content="[1]"), 204)
+        ended = subscription.claimed()
+        fenced = json | {"Write-Token": ended["write_token"]}
+        _ok(client.post(place, headers=fenced | producer("agent", ended["generation"], 0), content='"w"'), 200)
+        _ok(subscription.act("release", ended), 204)
+    for workers in (2, 1, 3):
+        with serve(DS_SERVER__WORKERS=str(workers), directory=tmp_path, **DURABLE) as server, _client(server) as client:
+            head = client.head(place).headers
+            assert (head["write-fence"], head["write-fence-sealed-generation"]) == ("true", str(ended["generation"]))
+            late = client.post(place, headers=fenced | producer("agent", ended["generation"], 1), content='"late"')
+            assert _ok(late, 409).json()["error"]["reason"] == "sealed"
+            wake = Subscription(client, "moved").claimed()
+            current = json | {"Write-Token": wake["write_token"]}
+            _ok(client.post(place, headers=current | producer("agent", wake["generation"], 0), content='"n"'), 200)
+            ended, fenced = wake, current
+            _ok(Subscription(client, "moved").act("release", wake), 204)
+            assert client.get(place, params={"offset": "-1"}).json()[:3] == [0, 1, "w"]
+
+
 def wake_count(client: httpx.Client, wakes: str) -> int:
     return len(client.get(wakes, params={"offset": "-1"}).json())

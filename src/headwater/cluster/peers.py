@@ -85,6 +85,8 @@ class Peer(asyncio.Protocol):
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []
+        self._flushes_at_end = False
+        """Frames are being received, and the responses to them are sent after the last one."""
         self._rest = b""
         self._last_number = 0
         self._clients: dict[int, TunnelClient] = {}
@@ -134,6 +136,7 @@ class Peer(asyncio.Protocol):
         if self._rest:
             data = self._rest + data
         at, size = 0, len(data)
+        self._flushes_at_end = not self._unsent
         while size - at >= HEADER.size and not self.is_lost:
             length, kind, number = HEADER.unpack_from(data, at)
             end = at + HEADER.size + length
@@ -146,6 +149,9 @@ class Peer(asyncio.Protocol):
             except Exception:
                 log.exception("a frame of kind %d from worker %d failed unexpectedly", kind, self.worker)
         self._rest = data[at:]
+        if self._flushes_at_end:
+            self._flushes_at_end = False
+            self._flush()
 
     # -- tunnels of this side --------------------------------------------------------------------------------------
 
@@ -166,14 +172,14 @@ class Peer(asyncio.Protocol):
         """Send a frame together with all others of this event loop iteration: each write wakes the other worker."""
         if self.is_lost:
             return
-        if not self._unsent:
+        if not self._unsent and not self._flushes_at_end:
             self._loop.call_soon(self._flush)
         self._unsent.append(HEADER.pack(len(payload), kind, number))
         self._unsent.append(payload)
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
-        if not self.is_lost:
+        if unsent and not self.is_lost:
             self._transport.write(b"".join(unsent))
 
     def forget_server(self, number: int) -> None:
