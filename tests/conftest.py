@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -34,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background jobs with SIGINT ignored, and so would every program that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     default_workers[:] = [workers] if (workers := config.getoption("--workers")) else []
 
 

@@ -6,6 +6,7 @@ out a group fails.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ VARIANTS = {
     },
 }
 
-RUNS = {mode: {"DS_STORAGE__MODE": mode} for mode in MODES} | VARIANTS
+RUNS: dict[str, dict[str, Any]] = {mode: {"DS_STORAGE__MODE": mode} for mode in MODES} | VARIANTS
+
+# A run of the suite waits most of its time, so several share the cores.
+RUNS_AT_ONCE = 3
 
 CONNECTIONS = {"as Node has them": "", "a new one per request": "0", "a few that are kept": "6"}
 
@@ -75,17 +79,26 @@ def _run(url: str, *, timeout_secs: float = 150, **env: str) -> list[Case]:
     )
 
 
-def _assert_all_passed(cases: list[Case]) -> None:
-    assert len(cases) == DISCOVERED
-    assert not [case for case in cases if case.status == "failed"], describe_failures(cases)
-    assert sum(case.status == "passed" for case in cases) == DISCOVERED
+def _assert_all_passed(run: str, cases: list[Case]) -> None:
+    assert len(cases) == DISCOVERED, run
+    assert not [case for case in cases if case.status == "failed"], f"{run}:\n{describe_failures(cases)}"
+    assert sum(case.status == "passed" for case in cases) == DISCOVERED, run
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS.keys())
-def test_the_whole_suite_passes(settings: dict[str, Any]) -> None:
-    with serve(**SETTINGS, **settings) as server:
-        _assert_all_passed(_run(server.url))
+@pytest.mark.timeout(480)
+def test_the_whole_suite_passes_in_every_mode_and_over_tls(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    tls = {"DS_TLS__CERT_PATH": str(certificate.cert_path), "DS_TLS__KEY_PATH": str(certificate.key_path)}
+
+    def cases_of(settings: dict[str, Any]) -> list[Case]:
+        with serve(**SETTINGS, **settings) as server:
+            assert server.url.startswith("https://" if settings is tls else "http://")
+            return _run(server.url, NODE_EXTRA_CA_CERTS=str(certificate.cert_path))
+
+    with ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
+        runs = {name: pool.submit(cases_of, settings) for name, settings in (RUNS | {"TLS": tls}).items()}
+    for name, run in runs.items():
+        _assert_all_passed(name, run.result())
 
 
 @pytest.mark.timeout(480)
@@ -93,19 +106,8 @@ def test_the_whole_suite_passes(settings: dict[str, Any]) -> None:
 def test_the_whole_suite_passes_with_several_workers(workers: str, mode: str, connections: str) -> None:
     with serve(**SETTINGS, DS_SERVER__WORKERS=workers, DS_STORAGE__MODE=mode) as server:
         # With few connections, live reads of the suite wait for each other.
-        _assert_all_passed(_run(server.url, timeout_secs=450, CONFORMANCE_CONNECTIONS=connections))
-
-
-@pytest.mark.timeout(180)
-def test_the_whole_suite_passes_over_tls(tmp_path: Path) -> None:
-    certificate = make_certificate(tmp_path)
-    with serve(
-        DS_TLS__CERT_PATH=str(certificate.cert_path),
-        DS_TLS__KEY_PATH=str(certificate.key_path),
-        **SETTINGS,
-    ) as server:
-        assert server.url.startswith("https://")
-        _assert_all_passed(_run(server.url, NODE_EXTRA_CA_CERTS=str(certificate.cert_path)))
+        cases = _run(server.url, timeout_secs=450, CONFORMANCE_CONNECTIONS=connections)
+    _assert_all_passed(f"{workers} workers, {mode}", cases)
 
 
 def test_the_harness_shows_where_a_server_does_not_conform() -> None:

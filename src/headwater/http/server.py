@@ -99,7 +99,9 @@ async def _serve(settings: Settings, reloader: Reloader, pause: StorePause | Non
     open_files_max = raise_limit()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        # Not with `add_signal_handler`: removing such a handler restores the default action for a moment, and a further
+        # request to stop would end the process.
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     loop.add_signal_handler(signal.SIGHUP, reloader.reload)
     warn_of_loss(settings)
     try:
@@ -115,7 +117,6 @@ async def _serve(settings: Settings, reloader: Reloader, pause: StorePause | Non
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             # Ignore further signals until the process has ended: they must not change the exit code.
-            loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
 
