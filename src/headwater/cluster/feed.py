@@ -206,7 +206,7 @@ class Feed:
 
     async def _send_all(self, peer: Peer) -> None:
         """Send all streams to a worker, in slices. Concurrent creations and deletions are sent as well, in order."""
-        # One at a time: the receiver forgets the streams that were not sent between the beginning and the end.
+        # One at a time: the receiver removes the streams that were not sent between the beginning and the end.
         async with self._listing:
             peer.feed((BEGIN, ()))
             if peer.worker == COORDINATOR:

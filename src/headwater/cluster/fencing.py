@@ -147,7 +147,7 @@ class AllFences:
 class CoordinatorClaims:
     """The claims of write tokens, as reported by the coordinator.
 
-    What is remembered may have changed at the coordinator: then the stream is sealed, or the change is not visible yet.
+    Cached claims may have changed at the coordinator: then the stream is sealed, or the change is not visible yet.
     """
 
     def __init__(self, engine: Engine, relay: Relay) -> None:

@@ -63,7 +63,7 @@ def is_json(content_type: str) -> bool:
 
 
 def is_text(content_type: str) -> bool:
-    """Whether server-sent events carry the stream as text; anything else goes as base64 (protocol §5.8)."""
+    """Whether server-sent events contain the stream as text; other content is sent as base64 (protocol §5.8)."""
     kind = media_type(content_type)
     return kind == JSON_MEDIA_TYPE or kind.startswith("text/")
 

@@ -164,7 +164,7 @@ class FollowNotFound(Refusal):
 
 
 class LeaseNotFound(Refusal):
-    """Nobody holds a writer lease on this stream.
+    """There is no writer lease on this stream.
 
     Acquire one with `?lease=acquire`.
     """
@@ -365,7 +365,7 @@ class TooManyReaders(Refusal):
 class NamespaceBusy(Refusal):
     """The namespace of the stream has reached its quota of connections.
 
-    Retry after `Retry-After` seconds, end live reads that nobody needs, send fewer requests at the same time, or raise
+    Retry after `Retry-After` seconds, end unused live reads, send fewer requests at the same time, or raise
     `quotas.max_connections` or the entry of `quotas.namespaces`.
     """
 

@@ -265,7 +265,7 @@ def _on_closed(stream: StreamState, body: bytes, producer: ProducerHeaders | Non
     if producer is not None and stream.closed_by == (producer.id, producer.epoch, producer.seq):
         return AppendOutcome.DUPLICATE
     if not body:
-        # Closing is idempotent, whichever producer headers the request has (§5.2, §5.2.1).
+        # Closing is idempotent, with any producer headers (§5.2, §5.2.1).
         return AppendOutcome.ALREADY_CLOSED
     raise StreamClosed(
         "The stream is closed and accepts no more data.",

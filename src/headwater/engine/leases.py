@@ -176,7 +176,7 @@ class WriterLeases:
     def _lease_of(self, stream: LiveStream) -> WriterLease:
         lease = self._by_stream.get(stream.id)
         if lease is None or stream.closed:
-            raise LeaseNotFound(f"Nobody holds a writer lease on {stream.name!r}.")
+            raise LeaseNotFound(f"There is no writer lease on {stream.name!r}.")
         return lease
 
     def _held_by(self, name: str, holder: str) -> WriterLease:

@@ -11,7 +11,7 @@ Since format 3, pieces have the arrival times of their messages.
 A stream's shard is `crc32(name as UTF-8) & (shard_count - 1)`, which any language can compute.
 A store is created under another name and renamed when all of it is durable, so `acid/` is complete whenever it exists.
 Invariant: a store is never opened with another shard count or routing than it was created with, or with a shard or
-a checkpoint file of another store (each carries the store's id).
+a checkpoint file of another store (each contains the store's id).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class DamagedRowError(Exception):
 
 
 def crc_of(row: bytes | memoryview) -> int:
-    """The checksum that a row carries."""
+    """The checksum at the start of a row."""
     return int.from_bytes(row[:_CRC_BYTES], "big")
 
 

@@ -209,8 +209,8 @@ class Uploader:
         parts = self._parts if self._header == state.header and len(self._parts) < PARTS_MAX else ()
         start = sum(part.size for part in parts)
         if start < state.size:
-            # Each attempt has its own key. `HEAD` may lead to the object of an attempt whose answer was lost, and that
-            # must not change.
+            # Each attempt has its own key. `HEAD` may refer to the object of an attempt whose response was lost, and
+            # that must not change.
             self._attempts += 1
             key = f"{MANIFEST_PREFIX}{head.epoch:06}{self._attempts:010}"
             self._written_parts.add(key)
