@@ -32,8 +32,10 @@ GIVE_UP_S = 30.0
 class Fleet:
     """The servers, the history of requests to them, and whether to continue."""
 
-    def __init__(self, urls: Sequence[str], dice: random.Random) -> None:
+    def __init__(self, urls: Sequence[str], dice: random.Random, root: str = "") -> None:
         self.urls = list(urls)
+        self._root = root
+        """Where the streams are: runs on one server need different ones."""
         self.dice = dice
         self.history = History()
         self.running = True
@@ -65,7 +67,7 @@ class Fleet:
         return not self.running
 
     def fresh(self, stem: str) -> str:
-        return f"/v1/stream/{stem}/{next(self._names)}"
+        return f"/v1/stream/{self._root}{stem}/{next(self._names)}"
 
 
 class Link:

@@ -51,6 +51,7 @@ _WORDS = {
     "dead_bytes": "in packs, bytes to be reclaimed",
     "cold_objects": "objects in the object store",
     "cold_bytes": "bytes in the object store",
+    "cold_cached_bytes": "of these, also on this disk",
     "cold_waiting_bytes": "pack bytes not in the object store yet",
     "cold_fetched_bytes": "bytes fetched from it since the start",
     "shards": "shards",

@@ -24,7 +24,7 @@ from headwater.http.routing import Route, Router
 from headwater.http.snapshots import IN_MEMORY_MAX_BYTES
 
 _ANYWHERE: Final = frozenset(
-    (paths.SERVER, paths.HEALTH, paths.READY, paths.METRICS, paths.UI, paths.BUCKETS, paths.FOLLOW)
+    (paths.SERVER, paths.HEALTH, paths.READY, paths.METRICS, paths.UI, paths.BUCKETS, paths.FOLLOW, paths.CLUSTER)
 )
 """Operations that every worker can process."""
 _OF_STREAMS: Final = frozenset(

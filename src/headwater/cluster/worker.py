@@ -47,7 +47,7 @@ from headwater.engine.stream_index import StreamIndex
 from headwater.engine.subscriptions import Subscriptions
 from headwater.http.metrics import ServerCollector
 from headwater.http.routes import ROUTES
-from headwater.http.routing import Router
+from headwater.http.routing import Route, Router
 from headwater.http.server import (
     BACKLOG,
     Reloader,
@@ -136,7 +136,7 @@ class ServingWorker:
         telemetry = open_telemetry(settings)
         relay = Relay(self._peers, loop, settings.server.worker_wait_secs)
         gathering = Gathering(relay)
-        routes = buckets.routes(gathering.routes(ROUTES))
+        routes = self._routes(buckets.routes(gathering.routes(ROUTES)), relay, store)
         streams = AllStreams(engine, mirror, relay)
         scheduler = LoopScheduler(loop)
         engine.index = StreamIndex(streams, streams.publisher, scheduler)
@@ -215,6 +215,10 @@ class ServingWorker:
 
     def _open_store(self, open_packs_max: int) -> Store:
         return open_store(self._settings.storage, open_packs_max, self._settings.hot_tail_bytes)
+
+    def _routes(self, routes: tuple[Route, ...], relay: Relay, store: Store) -> tuple[Route, ...]:
+        """The routes of this worker, from those of every worker."""
+        return routes
 
     async def _begin(self, store: Store) -> str:
         """The data is recovered: returns where other nodes reach this worker, if there are any."""

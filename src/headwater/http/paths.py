@@ -3,6 +3,7 @@
     /v1/stream/{name}                                a stream; its name may have several segments
     /v1/stream/__ds/streams                          the listing of streams, and of those that changed
     /v1/stream/__ds/follow[/{id}]                    one event stream over many streams
+    /v1/stream/__ds/cluster                          the state of the cluster, of a node
     /v1/stream/__ds/jwks.json                        the public keys of webhooks
     /v1/stream/__ds/subscriptions                    the list of subscriptions
     /v1/stream/__ds/subscriptions/{id}               a subscription
@@ -42,6 +43,7 @@ STREAM: Final = "/v1/stream/{name}"
 STREAM_LISTING: Final = "/v1/stream/__ds/streams"
 FOLLOW: Final = "/v1/stream/__ds/follow"
 FOLLOW_EVENTS: Final = "/v1/stream/__ds/follow/{id}"
+CLUSTER: Final = "/v1/stream/__ds/cluster"
 KEY_SET: Final = "/v1/stream/__ds/jwks.json"
 SUBSCRIPTIONS: Final = "/v1/stream/__ds/subscriptions"
 SUBSCRIPTION: Final = "/v1/stream/__ds/subscriptions/{id}"
@@ -140,6 +142,8 @@ def _resolve_control(path: bytes) -> Address:
         return Address(FOLLOW)
     if len(segments) == 2 and segments[0] == b"follow":
         return Address(FOLLOW_EVENTS, subscription=_decoded(segments[1]))
+    if segments == [b"cluster"]:
+        return Address(CLUSTER)
     if segments == [b"jwks.json"]:
         return Address(KEY_SET)
     if segments == [b"subscriptions"]:

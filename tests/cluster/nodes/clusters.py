@@ -37,7 +37,8 @@ class RunningCluster:
         self.store = store
         self.shards = shards
         self._stack = stack
-        self._program = program
+        self.program = program
+        """What nodes run that are started from now on."""
         self._ports: dict[int, int] = {}
         self.nodes: dict[int, Server] = {}
         self.settings: dict[str, str] = {}
@@ -60,7 +61,7 @@ class RunningCluster:
         port = self._ports.setdefault(number, free_port())
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-node-")))
         environment: dict[str, Any] = self.environment(number)
-        node = self._stack.enter_context(serve(directory=directory, port=port, program=self._program, **environment))
+        node = self._stack.enter_context(serve(directory=directory, port=port, program=self.program, **environment))
         self.nodes[number] = node
         return node
 

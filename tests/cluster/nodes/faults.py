@@ -15,6 +15,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import psutil
 
@@ -95,6 +96,22 @@ async def kill_primary(scene: ClusterScene) -> None:
     await asyncio.to_thread(postgres.watch)
 
 
+async def pause_primary(scene: ClusterScene) -> None:
+    """SIGSTOP of the primary of Postgres for longer than a lease: connections stay open, and nothing is answered."""
+    postgres = scene.cluster.postgres
+    primary = postgres.servers[postgres.primary].process
+    assert primary is not None
+    main = psutil.Process(primary.pid)
+    stopped = [main, *main.children(recursive=True)]
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    await scene.wait(1.2 * LEASE_S, 1.5 * LEASE_S)
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
 async def stop_store(scene: ClusterScene) -> None:
     """The object store cannot be reached for a while."""
     await asyncio.to_thread(scene.cluster.store.stop)
@@ -129,13 +146,14 @@ FAULTS: dict[str, Fault] = {
         pause_briefly,
         stop_store,
         cut,
+        pause_primary,
     )
 }
 
 
 async def endure_faults(cluster: RunningCluster, faults: list[str], seed: int) -> Counter[str]:
     """Run the clients through these faults, then judge their history."""
-    fleet = Fleet([cluster.url(number) for number in sorted(cluster.nodes)], random.Random(seed))
+    fleet = Fleet([cluster.url(number) for number in sorted(cluster.nodes)], random.Random(seed), f"{seed}/")
     scene = ClusterScene(cluster, fleet)
     done: list[str] = []
     try:

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Final
 from headwater.cluster import messages
 from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.nodes.open_shard import open_shard, shard_directory
+from headwater.cluster.nodes.status_page import StatusPage
+from headwater.cluster.relay import Relay
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.worker import ServingWorker
 from headwater.engine.stores import Store
+from headwater.http.routing import Route
 from headwater.http.server import Reloader
 from headwater.storage.journaled_store import JournaledStorage
 
@@ -66,6 +69,9 @@ class NodeWorker(ServingWorker):
         return open_shard(
             self._node_settings, self._number, self._map.shards, self._epoch, open_packs_max, self._is_ours
         )
+
+    def _routes(self, routes: tuple[Route, ...], relay: Relay, store: Store) -> tuple[Route, ...]:
+        return StatusPage(self._node_settings, relay, store).routes(routes)
 
     async def _begin(self, store: Store) -> str:
         settings = self._settings.cluster

@@ -203,8 +203,11 @@ class Tier:
 
     def parts(self) -> dict[str, int]:
         """Figures for `headwater store stats`."""
+        stored = self._uploader.stored
+        cached = sum(stored.get(key, 0) for key in self._files.local()) + sum(self._files.cache.sizes().values())
         return {
             **self._files.parts(),
+            "cold_cached_bytes": cached,
             "cold_waiting_bytes": self._uploader.waiting_bytes,
             "cold_fetched_bytes": self._files.cache.fetched_bytes,
         }

@@ -7,6 +7,7 @@ import { Registry } from "./registry.js";
 import { Recent, session, theme } from "./store.js";
 import { openRequestLog } from "./views/answer.js";
 import { BucketView, BucketsView } from "./views/buckets.js";
+import { ClusterView, clusterOf } from "./views/cluster.js";
 import { openConnection, openHelp } from "./views/connection.js";
 import { openCreate, openFork } from "./views/dialogs.js";
 import { FolderView } from "./views/folder.js";
@@ -66,7 +67,14 @@ class App {
     this.sidebar = new Sidebar(this, this.side);
     this.sidebar.connection(this.registry, this.client.base);
     this.registry.start();
+    this.#showCluster(this.client);
     this.#route();
+  }
+
+  /** Other servers may not know the address; then there is no link. */
+  async #showCluster(client) {
+    const found = await clusterOf(client).catch(() => null);
+    if (client === this.client) this.sidebar.showCluster(Boolean(found));
   }
 
   go(hash) {
@@ -130,6 +138,7 @@ class App {
     if (place === "buckets") return new BucketsView(this);
     if (place === "subscriptions") return new SubscriptionsView(this);
     if (place === "subscription" && rest[0]) return new SubscriptionView(this, rest.join("/"));
+    if (place === "cluster") return new ClusterView(this);
     if (place === "pipeline") return new PipelineView(this);
     return new HomeView(this);
   }

@@ -20,6 +20,7 @@ const VIEWS = [
   ["#/buckets", "Buckets"],
   ["#/subscriptions", "Subscriptions"],
   ["#/pipeline", "Pipeline"],
+  ["#/cluster", "Cluster"],
 ];
 
 /** Parse a typed address: a name, a path or a URL. */
@@ -72,7 +73,7 @@ export class Sidebar {
       onopen: (index) => this.#openRow(index),
       onscroll: () => this.#settle(),
     });
-    this.links = VIEWS.map(([hash, label]) => h("a", { href: hash, text: label }));
+    this.links = VIEWS.map(([hash, label]) => h("a", { href: hash, text: label, hidden: hash === "#/cluster" }));
     this.notice = h("div", { class: "notice", hidden: true });
     this.empty = h("div", { class: "empty", hidden: true, id: "no-streams" }, h("p", { text: "No streams yet." }), h("p", { class: "muted", text: "A stream is a log with a URL. Create one here, with curl, or with headwater create." }), button("Create the first stream", () => app.openCreate({ name: "demo" }), { symbol: "plus", kind: "primary" }));
     this.order = select(ORDERS, this.style.order, { "aria-label": "Order", id: "order", class: "small", onchange: () => this.#restyle({ order: this.order.value }) });
@@ -105,8 +106,13 @@ export class Sidebar {
     clearInterval(this.timer);
   }
 
+  /** Show or hide the link to the cluster: most servers are not a node of one. */
+  showCluster(isNode) {
+    this.links.at(-1).hidden = !isNode;
+  }
+
   route(hash) {
-    const view = hash.startsWith("#/bucket") ? "#/buckets" : hash.startsWith("#/subscription") ? "#/subscriptions" : hash.startsWith("#/pipeline") ? "#/pipeline" : "#/";
+    const view = hash.startsWith("#/bucket") ? "#/buckets" : hash.startsWith("#/subscription") ? "#/subscriptions" : hash.startsWith("#/pipeline") ? "#/pipeline" : hash.startsWith("#/cluster") ? "#/cluster" : "#/";
     for (const link of this.links) link.setAttribute("aria-current", link.getAttribute("href") === view ? "page" : "false");
     this.current = hash.split("?")[0];
     this.#redraw();

@@ -1,0 +1,73 @@
+"""The page about the cluster. tests/cluster/nodes/test_cluster.py checks that a node answers as `STATE` does."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from playwright.sync_api import Route, expect
+
+from tests.ui.conftest import Watched
+from tests.ui.pages import Pages
+
+FIGURES = {
+    "payload_bytes": 12_000,
+    "cold_objects": 3,
+    "cold_bytes": 9_500,
+    "cold_waiting_bytes": 0,
+    "cold_cached_bytes": 4_000,
+    "cold_fetched_bytes": 0,
+}
+STATE: dict[str, Any] = {
+    "id": "6f",
+    "name": "headwater",
+    "nodes": [
+        {"name": "node-0", "address": "10.0.0.1:4437", "shards": 2, "leaves": False},
+        {"name": "node-1", "address": "10.0.0.2:4437", "shards": 0, "leaves": True},
+    ],
+    "shards": [
+        {
+            "id": number,
+            "owner": "node-0",
+            "epoch": 4 + number,
+            "seq": 1_234,
+            "is_serving": True,
+            "journal_batches": 2,
+            "journal_bytes": 2_500,
+            "figures": FIGURES,
+        }
+        for number in range(2)
+    ],
+    "problem": None,
+}
+
+
+def test_server_that_is_not_a_node_has_no_link_to_a_cluster(ui: Pages) -> None:
+    ui.open("#/cluster")
+    expect(ui.page.locator("#no-cluster")).to_contain_text("not a node of a cluster")
+    expect(ui.page.locator("nav a[href='#/cluster']")).to_be_hidden()
+
+
+def test_page_shows_nodes_shards_and_what_is_wrong(ui: Pages, watched: Watched) -> None:
+    state = copy.deepcopy(STATE)
+
+    def answer(route: Route) -> None:
+        route.fulfill(status=200, content_type="application/json", body=json.dumps({"cluster": state}))
+
+    ui.page.route("**/__ds/cluster", answer)
+    ui.open()
+    ui.page.locator("nav a[href='#/cluster']").click()
+    status = ui.page.locator("#cluster-status")
+    for text in ("2 nodes", "2 shards served", "Postgres replicates"):
+        expect(status).to_contain_text(text)
+    expect(ui.page.locator("[data-node='node-1']")).to_contain_text("drains")
+    shard = ui.page.locator("[data-shard='1']")
+    for text in ("node-0", "served", "1,234", "2.5 KB in 2 batches", "9.5 KB in 3 objects", "4.0 KB"):
+        expect(shard).to_contain_text(text)
+    state["shards"][1] |= {"owner": None, "is_serving": False, "figures": None}
+    state["problem"] = "no synchronous standby is connected."
+    expect(shard).to_contain_text("no owner")
+    expect(shard).to_contain_text("not served")
+    for text in ("1 of 2 shards not served", "no synchronous standby is connected"):
+        expect(status).to_contain_text(text)
