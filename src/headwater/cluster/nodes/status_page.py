@@ -29,6 +29,7 @@ from headwater.storage.journaled_store import JournaledStorage
 
 KEPT_S: Final = 1.0
 """Viewers share an answer of Postgres for this long."""
+POSTGRES_S: Final = 5.0
 FIGURES_S: Final = 1.0
 """A process that does not answer within this time has no figures."""
 _FIGURES: Final = ("cold_objects", "cold_bytes", "cold_waiting_bytes", "cold_cached_bytes", "cold_fetched_bytes")
@@ -73,9 +74,11 @@ class StatusPage:
             self._asking = self._run(asyncio.to_thread(self._ask_postgres))
             self._asking.add_done_callback(lambda _: self._relay.loop.call_later(KEPT_S, self._forget))
         try:
-            status = await asyncio.shield(self._asking)
-        except psycopg.Error as error:
-            raise WorkerUnavailable(f"Postgres does not say what the state of the cluster is: {error}") from None
+            async with asyncio.timeout(POSTGRES_S):
+                status = await asyncio.shield(self._asking)
+        except (psycopg.Error, TimeoutError) as error:
+            reason = str(error).strip() or "it does not answer"
+            raise WorkerUnavailable(f"Postgres cannot be asked for the state of the cluster: {reason}") from None
         found = await asyncio.gather(*(self._figures_of(shard.id) for shard in status.shards))
         shards = [
             {**msgspec.to_builtins(shard), "figures": figures}
