@@ -69,10 +69,11 @@ class RunningCluster:
         return f"http://127.0.0.1:{self._ports[number]}"
 
     def processes(self, number: int) -> list[psutil.Process]:
-        """All processes of a node: supervisor, keeper and shards."""
+        """All processes of a node, in the order of their start: supervisor, keeper and shards."""
         with suppress(psutil.NoSuchProcess):
             node = psutil.Process(self.nodes[number].pid)
-            return [node, *node.children(recursive=True)]
+            children = node.children(recursive=True)
+            return [node, *sorted(children, key=lambda process: (process.create_time(), process.pid))]
         return []
 
     def kill(self, number: int) -> None:

@@ -66,13 +66,18 @@ async def pause_briefly(scene: ClusterScene) -> None:
 
 async def kill_shard(scene: ClusterScene) -> None:
     """kill -9 of the process of one shard, or of the keeper of a node, which then ends."""
-    children = scene.cluster.processes(scene.node())[1:]
-    if children:
-        scene.dice.choice(children).kill()
-    await scene.wait(0.1, 0.5)
-    for number, node in sorted(scene.cluster.nodes.items()):
-        if node.process.poll() is not None:
-            await asyncio.to_thread(scene.cluster.start, number)
+    number = scene.node()
+    children = scene.cluster.processes(number)[1:]
+    if not children:
+        return
+    killed = scene.dice.choice(children)
+    killed.kill()
+    if killed == children[0]:
+        # Without its keeper a node ends, once it has closed its connections.
+        await asyncio.to_thread(scene.cluster.nodes[number].process.wait)
+        await asyncio.to_thread(scene.cluster.start, number)
+    else:
+        await scene.wait(0.1, 0.5)
 
 
 async def pause_shard(scene: ClusterScene) -> None:
