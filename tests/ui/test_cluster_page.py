@@ -1,46 +1,15 @@
-"""The page about the cluster. tests/cluster/nodes/test_cluster.py checks that a node answers as `STATE` does."""
+"""The page about the cluster. tests/cluster/nodes/test_copying.py checks that a node answers as `STATE` does."""
 
 from __future__ import annotations
 
 import copy
 import json
-from typing import Any
 
 from playwright.sync_api import Route, expect
 
+from tests.ui.cluster_state import STATE
 from tests.ui.conftest import Watched
 from tests.ui.pages import Pages
-
-FIGURES = {
-    "payload_bytes": 12_000,
-    "cold_objects": 3,
-    "cold_bytes": 9_500,
-    "cold_waiting_bytes": 0,
-    "cold_cached_bytes": 4_000,
-    "cold_fetched_bytes": 0,
-}
-STATE: dict[str, Any] = {
-    "id": "6f",
-    "name": "headwater",
-    "nodes": [
-        {"name": "node-0", "address": "10.0.0.1:4437", "shards": 2, "leaves": False},
-        {"name": "node-1", "address": "10.0.0.2:4437", "shards": 0, "leaves": True},
-    ],
-    "shards": [
-        {
-            "id": number,
-            "owner": "node-0",
-            "epoch": 4 + number,
-            "seq": 1_234,
-            "is_serving": True,
-            "journal_batches": 2,
-            "journal_bytes": 2_500,
-            "figures": FIGURES,
-        }
-        for number in range(2)
-    ],
-    "problem": None,
-}
 
 
 def test_server_that_is_not_a_node_has_no_link_to_a_cluster(ui: Pages) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import re
 from collections import defaultdict
 from contextlib import closing
@@ -20,6 +22,9 @@ from headwater.cluster.nodes.keeper import open_cluster
 from headwater.cluster.nodes.open_shard import open_shard
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.schema import connect
+from headwater.cluster.nodes.status_page import StatusPage
+from headwater.cluster.peers import Peers
+from headwater.cluster.relay import Relay
 from headwater.cluster.shards import ShardMap
 from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
@@ -34,6 +39,7 @@ from headwater.storage.tiering.restore import restore_replicated
 from tests.cluster.nodes.clusters import SECRET
 from tests.serving import serve
 from tests.storage.tiering.objects import memory_objects
+from tests.ui.cluster_state import FIGURES, STATE
 
 TEXT = {"Content-Type": "text/plain"}
 SHARDS = 4
@@ -221,3 +227,33 @@ def test_shard_is_fetched_again_if_its_owner_trims_the_journal_meanwhile(
 def test_database_without_a_cluster_is_reported(settings: Settings) -> None:
     with pytest.raises(StorageError, match="There is no cluster in the database"), fetched_cluster(settings):
         pass
+
+
+def test_state_over_http_has_the_figures_of_the_shards_that_answer(source: Path, settings: Settings) -> None:
+    copy_into_cluster(source, "file-durable", settings)
+    with connect(settings.cluster.postgres_url, "test") as connection:
+        connection.execute("UPDATE headwater.shard SET epoch = 2, owner = 'n#1' WHERE id = 0")
+    opened = open_shard(settings, 0, SHARDS, 2, 64, lambda: True)
+    storage = opened.storage
+    assert isinstance(storage, JournaledStorage)
+    for _ in storage.recover():
+        pass
+
+    async def scene() -> dict[str, Any]:
+        page = StatusPage(settings, Relay(Peers(0, SHARDS), asyncio.get_running_loop(), 1.0), opened)
+        found: dict[str, Any] = json.loads((await page._answer()).body)["cluster"]
+        return found
+
+    with closing(storage):
+        found = asyncio.run(scene())
+        assert storage._journal is not None
+        journal = storage._journal.replica
+    assert isinstance(journal, PostgresJournal)
+    journal.close()
+    assert found.keys() == STATE.keys()
+    first, *others = found["shards"]
+    assert first.keys() == STATE["shards"][0].keys()
+    assert (first["owner"], first["epoch"]) == ("n", 2)
+    assert first["figures"].keys() == FIGURES.keys()
+    assert first["figures"]["cold_bytes"] > 0
+    assert [shard["figures"] for shard in others] == [None] * (SHARDS - 1)
