@@ -95,6 +95,16 @@ def test_fork_ends_with_its_program(program: str, number: signal.Signals) -> Non
     assert started.wait(30) == (9 if number == signal.SIGTERM else -number)
 
 
+def test_signal_to_all_processes_ends_the_forks_only(program: str, modules: Path) -> None:
+    (modules / "pyspark_waits.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    started, _ = start_waiting(program)
+    (process,) = home._started
+    process.terminate()
+    started.terminate()
+    assert started.wait(30) == 256 - signal.SIGTERM
+    assert run(program, "-m", "pyspark_tells").stdout == "True by Spark input\n"
+
+
 def test_program_ends_with_its_fork(program: str) -> None:
     started, fork = start_waiting(program)
     fork.kill()

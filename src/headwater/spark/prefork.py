@@ -93,6 +93,7 @@ class Prefork:
         """Run a module of Spark in this fork; its name is the first word."""
         code = 1
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._selector.close()
             self._listener.close()
             for connection, descriptor in self._forks.items():
@@ -139,7 +140,9 @@ def _receive(connection: socket.socket) -> tuple[list[str], dict[str, str], str,
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     place = Path(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A signal to all processes of a service is for the driver: this process ends after it, and removes its socket.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     try:
         for name in sys.argv[3:]:
             with suppress(ImportError):
