@@ -22,7 +22,7 @@ from headwater.cluster.nodes.schema import connect
 from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import StorageError
-from tests.cluster.nodes.clusters import SECRET, RunningCluster, running_cluster
+from tests.cluster.nodes.clusters import LEASE_S, SECRET, RunningCluster, running_cluster
 from tests.cluster.nodes.faults import FAULTS, endure_faults
 from tests.cluster.nodes.spreading import spread_over
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
@@ -172,6 +172,38 @@ def test_no_fault_breaks_a_promise(cluster: RunningCluster) -> None:
     counts = asyncio.run(endure_faults(cluster, faults, seed))
     for what in ("append", "read", "tail", "create", "delete", "events"):
         assert counts[what] > len(faults), f"too little {what} to judge by: {counts}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_nodes_of_two_versions_work_together_and_the_older_ones_leave_newer_shards_alone() -> None:
+    with running_cluster(nodes=2) as cluster:
+        names = [cluster.name_in(shard) for shard in range(3)]
+        for name in names:
+            assert httpx.put(f"{cluster.url(0)}/v1/stream/{name}", headers=TEXT).status_code == 201
+            appended(f"{cluster.url(1)}/v1/stream/{name}", b"before;")
+        cluster.program = ("tests.cluster.nodes.newer",)
+        cluster.start(2)
+        cluster.wait_until_shared(0, 1, 2)
+        (newer,) = [shard for shard, node in cluster.owners().items() if node == "node-2"]
+        for number in range(3):
+            for name in names:
+                appended(f"{cluster.url(number)}/v1/stream/{name}", b"%d;" % number)
+        # It leaves, and what it has written is left to nodes that can read it.
+        assert cluster.nodes.pop(2).stop() == 0
+        others = [name for shard, name in enumerate(names) if shard != newer]
+        for name in others:
+            appended(f"{cluster.url(0)}/v1/stream/{name}", b"without;")
+        time.sleep(2 * LEASE_S)
+        assert cluster.owners()[newer] is None
+        # The upgrade is completed.
+        for number in (0, 1):
+            assert cluster.nodes.pop(number).stop() == 0
+            cluster.start(number)
+        cluster.wait_until_shared(0, 1)
+        for name in names:
+            tail = b"without;" if name in others else b""
+            assert httpx.get(f"{cluster.url(1)}/v1/stream/{name}").content == b"before;0;1;2;" + tail
 
 
 @pytest.mark.long
