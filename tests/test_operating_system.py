@@ -57,6 +57,7 @@ PLACES = {
     "cluster/nodes/links.py": {"socket.TCP_KEEPIDLE", "socket.TCP_USER_TIMEOUT"},
     "cluster/supervisor.py": {"prctl"},
     # Used only where the file and the calls exist.
+    "spark/prefork.py": {"os.pidfd_open"},
     "engine/memory.py": {"/proc/", "malloc_trim", "mallinfo2"},
 }
 

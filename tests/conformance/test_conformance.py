@@ -6,7 +6,9 @@ out a group fails.
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,8 @@ VARIANTS = {
 
 RUNS: dict[str, dict[str, Any]] = {mode: {"DS_STORAGE__MODE": mode} for mode in MODES} | VARIANTS
 
-# A run of the suite waits most of its time, so several share the cores.
-RUNS_AT_ONCE = 3
+# A run of the suite waits most of its time, so two share the cores.
+RUNS_AT_ONCE = 2
 
 CONNECTIONS = {"as Node has them": "", "a new one per request": "0", "a few that are kept": "6"}
 
@@ -93,6 +95,8 @@ def test_the_whole_suite_passes_in_every_mode_and_over_tls(tmp_path: Path) -> No
     def cases_of(settings: dict[str, Any]) -> list[Case]:
         with serve(**SETTINGS, **settings) as server:
             assert server.url.startswith("https://" if settings is tls else "http://")
+            with suppress(PermissionError):
+                os.setpriority(os.PRIO_PROCESS, server.pid, -10)
             return _run(server.url, NODE_EXTRA_CA_CERTS=str(certificate.cert_path))
 
     with ThreadPoolExecutor(RUNS_AT_ONCE) as pool:

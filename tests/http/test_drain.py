@@ -89,7 +89,7 @@ def test_client_that_never_finishes_does_not_delay_the_shutdown() -> None:
         connection.send(UNFINISHED)
         wait_for_body(server)
         assert server.stop() == 0
-    assert "cut 1 connections" in server.log()
+    assert "aborted 1 connections" in server.log()
 
 
 def test_reader_that_never_reads_does_not_delay_the_shutdown() -> None:
@@ -102,7 +102,7 @@ def test_reader_that_never_reads_does_not_delay_the_shutdown() -> None:
             connection.send(encode("GET", stream.path) * 10)
             wait_for_sample(server, "slow_readers_now", 1)
             assert server.stop() == 0
-    assert "cut 1 connections" in server.log()
+    assert "aborted 1 connections" in server.log()
 
 
 def test_idle_server_stops_at_once_without_warnings() -> None:

@@ -39,6 +39,8 @@ CALM_S = (0.05, 0.3)
 DAY_S = 86_400.0
 ALL_ACKED_S = 60.0
 """How long after the last disruption all work of the subscription must be acked."""
+ACKS_MIN = 5
+"""With fewer acks, a run says nothing about the subscription: it continues without disruptions."""
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
@@ -219,6 +221,9 @@ async def run_disruptions(
                 done.append(name)
                 await (DISRUPTIONS | OF_WORKERS)[name](scene)
             await scene.wait(*calm_s)
+            deadline_s = time.monotonic() + ALL_ACKED_S
+            while subscription is not None and workload.counts["acks"] <= ACKS_MIN and time.monotonic() < deadline_s:
+                await scene.wait(*calm_s)
             fleet.running = workload.running = False
             if subscription is not None:
                 await subscription.wait_until_all_acked(ALL_ACKED_S)

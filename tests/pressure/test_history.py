@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.workload import Violation
-from tests.pressure.disruptions import DISRUPTIONS, run_disruptions
+from tests.pressure.disruptions import ACKS_MIN, DISRUPTIONS, run_disruptions
 from tests.pressure.history import History, Operation, Producer, check
 
 ROUNDS_LONG = 120
@@ -40,7 +40,7 @@ def test_history_is_valid_after_the_death_of_workers(tmp_path: Path, mode: str, 
     counts = asyncio.run(run_disruptions(tmp_path, mode, disruptions, seed, workers=2))
     for what in ("append", "read", "tail", "create", "delete", "events", "work appended"):
         assert counts[what] > len(disruptions), f"too few {what} for a check: {counts}"
-    assert counts["acks"] > 5, f"too few acks for a check: {counts}"
+    assert counts["acks"] > ACKS_MIN, f"too few acks for a check: {counts}"
 
 
 @pytest.mark.long

@@ -199,7 +199,7 @@ class ServingWorker:
             for task in repeated:
                 task.cancel()
             if context.connections:
-                log.warning("cut %d connections of worker %d", len(context.connections), self._number)
+                log.warning("aborted %d connections of worker %d", len(context.connections), self._number)
                 for connection in context.connections.all():
                     connection.abort()
         finally:
