@@ -1,13 +1,14 @@
 """No iteration of the loop takes longer than 50 ms, however many streams and links a subscription has.
 
-The tests measure the CPU time of this thread, so that other programs on the machine do not count.
+The tests measure the CPU time of this thread, several times if needed, so that other programs on the machine do not
+count.
 """
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from headwater.core.subscriptions import Config, make_config
 from headwater.engine.interpreter import GC_THRESHOLDS
 from headwater.engine.slices import Slices
 from tests.engine.seams import ManualClock, ManualScheduler
+from tests.measured import cpu_s, least
 from tests.model.simulated_server import LEASE_MS, WAKE, SimulatedServer, pull
 
 BUDGET_S = 0.05
@@ -39,9 +41,7 @@ def longest_tick(server: SimulatedServer, until: Callable[[], object]) -> float:
     for _ in range(10_000):
         if until():
             return longest
-        began = time.thread_time()
-        server.scheduler.tick()
-        longest = max(longest, time.thread_time() - began)
+        longest = max(longest, cpu_s(server.scheduler.tick))
     raise AssertionError("the condition did not become true")
 
 
@@ -65,61 +65,71 @@ def costly() -> Config:
 
 def test_linking_costly_patterns_to_long_names_is_cut_into_slices() -> None:
     """A regression: one subscription over 200 long names took 16 s in one iteration."""
-    server = SimulatedServer()
-    server.create(WAKE)
-    for number in range(800):
-        server.create(f"n{number}/" + "/".join("a" * 500))
-    server.settle()
-    began = time.thread_time()
-    answers = [server.put(f"s{number}", costly()) for number in range(5)]
-    assert time.thread_time() - began < BUDGET_S
-    assert longest_tick(server, lambda: all(answers)) < BUDGET_S
-    assert all(answer[0].is_new for answer in answers)
+
+    def longest() -> float:
+        server = SimulatedServer()
+        server.create(WAKE)
+        for number in range(800):
+            server.create(f"n{number}/" + "/".join("a" * 500))
+        server.settle()
+        answers: list[list[Any]] = []
+        put_s = cpu_s(lambda: answers.extend(server.put(f"s{number}", costly()) for number in range(5)))
+        tick_s = longest_tick(server, lambda: all(answers))
+        assert all(answer[0].is_new for answer in answers)
+        return max(put_s, tick_s)
+
+    assert least(longest, BUDGET_S) < BUDGET_S
 
 
 def test_creating_and_deleting_a_subscription_with_many_links_is_cut_into_slices() -> None:
-    server = linked_server(0, 20_000)
-    answers = server.put("s", pull("events/*"))
-    assert longest_tick(server, lambda: answers) < BUDGET_S
-    assert len(server.alive["s"].links) == 20_000
-    began = time.thread_time()
-    deleted = server.do(server.subscriptions.delete, "s")
-    assert time.thread_time() - began < BUDGET_S
-    again = server.put("s", pull("events/*"))
-    server.scheduler.tick()
-    assert deleted, "the answer does not wait for the links"
-    assert not again, "the id is taken until the last cursor is removed"
-    assert longest_tick(server, lambda: again) < BUDGET_S
-    assert again[0].is_new
-    server.settle()
-    documents = [key for key in server.engine.catalog.documents if key.startswith("link/")]
-    assert len(documents) == 20_000
+    def longest() -> float:
+        server = linked_server(0, 20_000)
+        answers = server.put("s", pull("events/*"))
+        create_s = longest_tick(server, lambda: answers)
+        assert len(server.alive["s"].links) == 20_000
+        deleted: list[Any] = []
+        delete_s = cpu_s(lambda: deleted.append(server.do(server.subscriptions.delete, "s")))
+        again = server.put("s", pull("events/*"))
+        server.scheduler.tick()
+        assert deleted[0], "the answer does not wait for the links"
+        assert not again, "the id is taken until the last cursor is removed"
+        again_s = longest_tick(server, lambda: again)
+        assert again[0].is_new
+        server.settle()
+        documents = [key for key in server.engine.catalog.documents if key.startswith("link/")]
+        assert len(documents) == 20_000
+        return max(create_s, delete_s, again_s)
+
+    assert least(longest, BUDGET_S) < BUDGET_S
 
 
 def test_an_append_that_wakes_thousands_of_subscriptions_is_cut_into_slices() -> None:
-    server = linked_server(5_000, 1)
-    server.append("events/00000", b"x")
-    assert longest_tick(server, lambda: server.scheduler.quiet) < BUDGET_S
-    assert len(server.wake_events()) == 5_000
-    for number in range(5_000):
-        server.subscriptions.claim(f"s{number}", "worker")
-    server.settle()
-    server.scheduler.advance(LEASE_MS + 1)
-    assert longest_tick(server, lambda: server.scheduler.quiet) < BUDGET_S
-    assert server.engine.metrics.leases_expired == 5_000
+    def longest() -> float:
+        server = linked_server(5_000, 1)
+        server.append("events/00000", b"x")
+        wake_s = longest_tick(server, lambda: server.scheduler.quiet)
+        assert len(server.wake_events()) == 5_000
+        for number in range(5_000):
+            server.subscriptions.claim(f"s{number}", "worker")
+        server.settle()
+        server.scheduler.advance(LEASE_MS + 1)
+        expire_s = longest_tick(server, lambda: server.scheduler.quiet)
+        assert server.engine.metrics.leases_expired == 5_000
+        return max(wake_s, expire_s)
+
+    assert least(longest, BUDGET_S) < BUDGET_S
 
 
 def test_listing_and_reading_subscriptions_with_many_links_is_fast() -> None:
     """A regression: listing 10 subscriptions with 20,000 links each took 1.07 s."""
     server = linked_server(10, 20_000)
-    began = time.thread_time()
+    listed_s = least(lambda: cpu_s(lambda: server.subscriptions.page(None, 1_000)), BUDGET_S / 5)
+    assert listed_s < BUDGET_S / 5
     views, has_more = server.subscriptions.page(None, 1_000)
-    assert time.thread_time() - began < BUDGET_S / 5
     assert [view.link_count for view in views] == [20_000] * 10
     assert not has_more
-    began = time.thread_time()
+    assert least(lambda: cpu_s(lambda: server.subscriptions.get("s0")), BUDGET_S) < BUDGET_S
     view = server.subscriptions.get("s0")
-    assert time.thread_time() - began < BUDGET_S
     assert [link.path for link in view.links] == [f"events/{number:05}" for number in range(1_000)]
 
 

@@ -116,13 +116,15 @@ def test_appends_continue_while_200_mb_are_published(tmp_path: Path) -> None:
         )
         started = time.perf_counter()
         upload.start()
-        appended = 0
+        appended, slowest_s = 0, 0.0
         while upload.is_alive():
             before = time.perf_counter()
             stream.append(b"x")
-            assert time.perf_counter() - before < 2.0
+            slowest_s = max(slowest_s, time.perf_counter() - before)
             appended += 1
         upload.join()
-        assert appended > 20 or time.perf_counter() - started < 1
+        upload_s = time.perf_counter() - started
+        assert appended > 20 or upload_s < 1
+        assert slowest_s < max(2.0, upload_s / 4)
         assert stream.head().headers["stream-snapshot-offset"] == offset(1, 6)
         assert len(stream.get(offset=offset(1, 6)).content) == appended

