@@ -1,13 +1,20 @@
-"""Rules of the source tree that no single module can check: no import cycles, and one meaning for each class name."""
+"""Rules of the source tree that no single module can check: no import cycles, one meaning for each class name, and one
+convention for exceptions."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
+import re
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import grimp
+
+import headwater
+from headwater.core.errors import Refusal
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "headwater"
 
@@ -47,3 +54,37 @@ def test_class_name_is_used_once() -> None:
     names = class_names()
     assert len(names) > 100
     assert {name: paths for name, paths in names.items() if len(paths) > 1} == {}
+
+
+def exceptions() -> list[type[BaseException]]:
+    """The exception classes that the package defines."""
+    for module in pkgutil.walk_packages(headwater.__path__, "headwater."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, waiting = [], [BaseException]
+    while waiting:
+        for one in waiting.pop().__subclasses__():
+            waiting.append(one)
+            if one.__module__.startswith("headwater"):
+                found.append(one)
+    return found
+
+
+def test_exceptions_are_named_by_one_convention() -> None:
+    """`…Error` is raised to callers; a refusal is named after the error code of the protocol."""
+    found = exceptions()
+    assert len(found) > 100
+    assert [one.__name__ for one in found if not issubclass(one, Refusal) and not one.__name__.endswith("Error")] == []
+
+
+def test_refusals_are_named_after_their_error_code() -> None:
+    """Those that only narrow another refusal inherit its code."""
+    named = {one.__name__: one.code for one in exceptions() if issubclass(one, Refusal) and "code" in vars(one)}
+    assert len(named) > 40
+    other = {name: code for name, code in named.items() if words(name) != code.lower()}
+    # The documents use these two codes for more than one cause, and the bases have the code of their general case.
+    assert other.keys() <= {"InvalidAck", "InvalidSubscription", "Refusal", "SubscriptionRefusal"}
+
+
+def words(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headwater.core.errors import TooLarge
+from headwater.core.errors import PayloadTooLarge
 from headwater.core.records import Append, Document
 from headwater.engine import quota
 from headwater.engine.commit_placement import (
@@ -237,7 +237,7 @@ def test_record_too_large_for_the_journal_is_refused_alone(disk: bool, monkeypat
     rig.created("a")
     monkeypatch.setattr(quota, "RECORD_MAX_BYTES", 1000)
     refused = [rig.post("a", b"x" * 1000), rig.put("b", b"x" * 1000)]
-    with pytest.raises(TooLarge):
+    with pytest.raises(PayloadTooLarge):
         rig.engine.put_document("key", b"x" * 1000, None, None)
     accepted = [rig.post("a", b"y"), rig.put("b")]
     rig.scheduler.settle()

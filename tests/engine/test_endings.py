@@ -149,7 +149,7 @@ def test_expired_source_with_forks_is_410_from_the_first_look_up() -> None:
             rig.engine.look_up("a")
         except Exception as refusal:
             looks.append(type(refusal).__name__)
-    assert looks == ["StreamGone", "StreamGone"]
+    assert looks == ["StreamDeleted", "StreamDeleted"]
 
 
 @pytest.mark.parametrize("disk", [False, True])

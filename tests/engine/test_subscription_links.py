@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.errors import InternalError, StorageFull
 from headwater.core.offsets import Offset
-from headwater.core.subscription_errors import SubscriptionExists
+from headwater.core.subscription_errors import SubscriptionAlreadyExists
 from headwater.core.subscriptions import SavedLink
 from headwater.engine.slices import STEPS_MAX
 from headwater.engine.subscription import Link
@@ -75,7 +75,7 @@ def test_second_request_for_the_same_id_waits(server: SimulatedServer) -> None:
     server.settle()
     assert first[0].is_new
     assert not second[0].is_new
-    assert isinstance(other[0], SubscriptionExists)
+    assert isinstance(other[0], SubscriptionAlreadyExists)
 
 
 def test_full_disk_while_linking_refuses_the_subscription(

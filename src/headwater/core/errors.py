@@ -284,7 +284,7 @@ class SequenceRegression(Conflict):
     code = "sequence_regression"
 
 
-class StreamGone(Refusal):
+class StreamDeleted(Refusal):
     """The stream has been deleted, and forks still use its data.
 
     Use another name until the forks are deleted too.
@@ -313,7 +313,7 @@ class StreamRecreated(OffsetGone):
     code = "stream_recreated"
 
 
-class TooLarge(Refusal):
+class PayloadTooLarge(Refusal):
     """The body is larger than the limit.
 
     Split it into several appends; `http.max_body_bytes` and `limits.max_snapshot_bytes` are the limits.
@@ -323,7 +323,7 @@ class TooLarge(Refusal):
     code = "payload_too_large"
 
 
-class StreamFull(TooLarge):
+class StreamFull(PayloadTooLarge):
     """The stream has reached its maximum size.
 
     Use another stream, or raise `limits.max_stream_bytes`.
@@ -332,7 +332,7 @@ class StreamFull(TooLarge):
     code = "stream_full"
 
 
-class MemoryFull(TooLarge):
+class MemoryFull(PayloadTooLarge):
     """The memory for streams is used up.
 
     Delete streams, raise `limits.max_memory_bytes` or `limits.max_metadata_bytes`, or use a storage mode on disk.
@@ -341,7 +341,7 @@ class MemoryFull(TooLarge):
     code = "memory_full"
 
 
-class NamespaceFull(TooLarge):
+class NamespaceFull(PayloadTooLarge):
     """The namespace of the stream has reached its quota of bytes or streams.
 
     Delete streams of the namespace, let retention drop old messages, or raise `quotas.max_bytes`, `quotas.max_streams`
@@ -373,7 +373,7 @@ class NamespaceBusy(Refusal):
     code = "namespace_busy"
 
 
-class TooManyMessages(TooLarge):
+class TooManyMessages(PayloadTooLarge):
     """One request contains more messages than `limits.max_append_messages`.
 
     Split it into several appends.
@@ -382,7 +382,7 @@ class TooManyMessages(TooLarge):
     code = "too_many_messages"
 
 
-class MessageTooLarge(TooLarge):
+class MessageTooLarge(PayloadTooLarge):
     """One JSON message is larger than `limits.max_json_message_bytes`.
 
     Split the message, or store it in a stream of bytes.
@@ -391,7 +391,7 @@ class MessageTooLarge(TooLarge):
     code = "message_too_large"
 
 
-class TooManyProducers(TooLarge):
+class TooManyProducers(PayloadTooLarge):
     """The stream has `limits.max_producers_per_stream` producers, all used within `limits.producer_idle_days`.
 
     Reuse producer ids, or use another stream.
@@ -400,7 +400,7 @@ class TooManyProducers(TooLarge):
     code = "too_many_producers"
 
 
-class TooManyFollowed(TooLarge):
+class TooManyFollowed(PayloadTooLarge):
     """The followers of many streams follow as many streams together as the server allows.
 
     Follow fewer streams, or raise `limits.max_followed_streams`.
@@ -409,7 +409,7 @@ class TooManyFollowed(TooLarge):
     code = "too_many_followed"
 
 
-class TooManyLeases(TooLarge):
+class TooManyLeases(PayloadTooLarge):
     """The server holds as many writer leases as it may.
 
     End the leases of writers that have finished, or raise `limits.max_leases`.

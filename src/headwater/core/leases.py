@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from headwater.core.content import split_json
-from headwater.core.errors import InvalidLease, TooLarge
+from headwater.core.errors import InvalidLease, PayloadTooLarge
 from headwater.core.producers import ID_MAX_BYTES
 
 TTL_MIN_MS: Final = 1_000
@@ -61,7 +61,7 @@ def final_body(message: msgspec.Raw | None, *, json: bool) -> bytes:
         return b""
     raw = bytes(message)
     if len(raw) > FINAL_MAX_BYTES:
-        raise TooLarge(f"The message of a lease may have {FINAL_MAX_BYTES} bytes.")
+        raise PayloadTooLarge(f"The message of a lease may have {FINAL_MAX_BYTES} bytes.")
     if json:
         body = b"[" + raw + b"]"
         split_json(body)

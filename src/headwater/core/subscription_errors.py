@@ -98,7 +98,7 @@ class SubscriptionNotFound(SubscriptionRefusal):
     code = "SUBSCRIPTION_NOT_FOUND"
 
 
-class SubscriptionExists(SubscriptionRefusal):
+class SubscriptionAlreadyExists(SubscriptionRefusal):
     """A subscription with this id exists with another configuration.
 
     Use it, delete it first, or choose another id.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.core.catalog import StreamState
-from headwater.core.errors import MemoryFull, StreamFull, TooLarge
+from headwater.core.errors import MemoryFull, PayloadTooLarge, StreamFull
 from headwater.core.records import Append, Record
 from headwater.engine.committer import LENGTH_BYTES, RECORD_OVERHEAD_BYTES, record_bytes
 from headwater.engine.namespaces import NamespaceRule, Namespaces
@@ -122,7 +122,9 @@ def checked_size(record: Record) -> int:
     else:
         size = record_bytes(record)
     if size > RECORD_MAX_BYTES:
-        raise TooLarge(f"The request needs {size} bytes in the journal; the limit of a record is {RECORD_MAX_BYTES}.")
+        raise PayloadTooLarge(
+            f"The request needs {size} bytes in the journal; the limit of a record is {RECORD_MAX_BYTES}."
+        )
     return size
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from headwater.core.errors import MethodNotAllowed, StreamGone, StreamNotFound
+from headwater.core.errors import MethodNotAllowed, StreamDeleted, StreamNotFound
 
 
 def not_found(name: str) -> StreamNotFound:
     return StreamNotFound(f"There is no stream {name!r}.")
 
 
-def soft_deleted(name: str) -> StreamGone:
-    return StreamGone(f"Stream {name!r} was deleted.")
+def soft_deleted(name: str) -> StreamDeleted:
+    return StreamDeleted(f"Stream {name!r} was deleted.")
 
 
 def read_only(name: str) -> MethodNotAllowed:

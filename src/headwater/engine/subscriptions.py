@@ -19,8 +19,8 @@ from headwater.core.fencing import WriteClaim, read_write_token
 from headwater.core.signing import PublicKey, SigningKey
 from headwater.core.subscription_errors import (
     InvalidSubscription,
+    SubscriptionAlreadyExists,
     SubscriptionBusy,
-    SubscriptionExists,
     SubscriptionLimitReached,
     SubscriptionNotFound,
 )
@@ -308,7 +308,7 @@ class Subscriptions:
     def _confirm(self, id_: str, config: Config) -> Put:
         existing = self._find(id_)
         if existing.config != config:
-            raise SubscriptionExists(f"Subscription {id_!r} exists with another configuration.")
+            raise SubscriptionAlreadyExists(f"Subscription {id_!r} exists with another configuration.")
         return Put(self._view(existing), False)
 
     def _create(

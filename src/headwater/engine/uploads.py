@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from headwater.core.errors import Refusal, StorageFull, StorageUnavailable, TooLarge
+from headwater.core.errors import PayloadTooLarge, Refusal, StorageFull, StorageUnavailable
 from headwater.engine.background import Background
 from headwater.storage.blobs import PAGE_BYTES, BlobStore, BlobWriter
 
@@ -167,8 +167,8 @@ class BlobUpload:
             remove()
 
 
-def too_large(max_bytes: int) -> TooLarge:
-    return TooLarge(f"The snapshot is larger than {max_bytes} bytes.")
+def too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The snapshot is larger than {max_bytes} bytes.")
 
 
 def _refusal_of(error: BaseException) -> Refusal:

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from headwater.core.errors import Refusal, TooLarge
+from headwater.core.errors import PayloadTooLarge, Refusal
 from headwater.core.subscription_errors import InvalidSubscription, TokenInvalid
 from headwater.http.headers import JSON_TYPE, NO_STORE
 from headwater.http.request import Request
@@ -23,7 +23,7 @@ _encode: Final = msgspec.json.Encoder().encode
 def read_json(request: Request, kind: type[BodyT], error: type[Refusal] = InvalidSubscription) -> BodyT:
     """Parse the request's body as `kind`. Unknown members are ignored; a malformed body is refused with `error`."""
     if len(request.body) > BODY_MAX_BYTES:
-        raise TooLarge(f"The body is larger than {BODY_MAX_BYTES} bytes.")
+        raise PayloadTooLarge(f"The body is larger than {BODY_MAX_BYTES} bytes.")
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as reason:

@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeAlias
 import httptools
 import msgspec
 
-from headwater.core.errors import BadRequest, MethodNotAllowed, Refusal, TooLarge
+from headwater.core.errors import BadRequest, MethodNotAllowed, PayloadTooLarge, Refusal
 from headwater.core.http_errors import (
     HeadersTooLarge,
     Overloaded,
@@ -472,7 +472,7 @@ class RequestParser:
         return HeadersTooLarge(f"The headers are larger than {self._limits.max_header_bytes} bytes.")
 
     def _body_too_large(self) -> Refusal:
-        return TooLarge(f"The body is larger than {self._limits.max_body_bytes} bytes.")
+        return PayloadTooLarge(f"The body is larger than {self._limits.max_body_bytes} bytes.")
 
 
 def _overloaded() -> Refusal:

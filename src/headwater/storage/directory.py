@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +33,14 @@ FAMILY_OF_MODE: Final[Mapping[str, str]] = {"file-fast": "log", "file-durable": 
 _MODES_OF_FAMILY: Final = {"log": "file-fast or file-durable", "acid": "acid"}
 FOREIGN_NAMES: Final = frozenset({"lost+found"})
 """Entries that a new file system may have."""
+
+
+class Versioned(Protocol):
+    @property
+    def version(self) -> int: ...
+
+
+Record = TypeVar("Record", bound=Versioned)
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -196,6 +204,19 @@ def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
         appender.sync()
     finally:
         appender.close()
+
+
+def read_record(filesystem: Filesystem, path: Path, type_: type[Record], version: int) -> Record | None:
+    """Read a small JSON file with a version; None if there is no such file."""
+    if not filesystem.exists(path):
+        return None
+    try:
+        found = msgspec.json.decode(filesystem.read(path), type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}. It may be damaged.") from None
+    if found.version != version:
+        raise StorageError(f"{path} has version {found.version}; this Headwater reads version {version} only.")
+    return found
 
 
 def replace_file(filesystem: Filesystem, path: Path, data: bytes) -> None:

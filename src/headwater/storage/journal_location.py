@@ -19,7 +19,14 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.directory import LOCK_NAME, Directory, lock_directory, make_directories, replace_file
+from headwater.storage.directory import (
+    LOCK_NAME,
+    Directory,
+    lock_directory,
+    make_directories,
+    read_record,
+    replace_file,
+)
 from headwater.storage.filesystem import Filesystem, Lock, RealFilesystem, write_whole
 from headwater.storage.interface import StorageError
 from headwater.storage.journal.segments import JOURNAL_NAME, segment_numbers, segment_path
@@ -120,16 +127,7 @@ def _place(directory: str, journal_id: str) -> Path:
 
 
 def _read_record(filesystem: Filesystem, directory: Path) -> JournalRecord | None:
-    path = directory / RECORD_NAME
-    if not filesystem.exists(path):
-        return None
-    try:
-        found = msgspec.json.decode(filesystem.read(path), type=JournalRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} cannot be read: {error}. It may be damaged.") from None
-    if found.version != _VERSION:
-        raise StorageError(f"{path} has version {found.version}; this Headwater reads version {_VERSION} only.")
-    return found
+    return read_record(filesystem, directory / RECORD_NAME, JournalRecord, _VERSION)
 
 
 def _write_record(filesystem: Filesystem, directory: Path, record: JournalRecord) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.directory import replace_file
+from headwater.storage.directory import read_record, replace_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.tiering.objects import ObjectConflictError, Objects, StoredObject
@@ -61,16 +61,7 @@ class FencedError(StorageError):
 
 def read_mark(filesystem: Filesystem, directory: Path) -> ColdMark | None:
     """Read the file `COLD` of a data directory; None if its packs are not in an object store."""
-    path = directory / COLD_NAME
-    if not filesystem.exists(path):
-        return None
-    try:
-        found = msgspec.json.decode(filesystem.read(path), type=ColdMark)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} cannot be read: {error}. It may be damaged.") from None
-    if found.version != VERSION:
-        raise StorageError(f"{path} has version {found.version}; this Headwater reads version {VERSION} only.")
-    return found
+    return read_record(filesystem, directory / COLD_NAME, ColdMark, VERSION)
 
 
 def write_mark(filesystem: Filesystem, directory: Path, mark: ColdMark) -> None:
