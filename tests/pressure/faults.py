@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.cli import main
+from headwater.core.errors import StorageBusy
 from headwater.engine import memory
 from headwater.engine.engine import Engine
 from headwater.engine.memory import MemoryReturn
@@ -163,6 +164,19 @@ def buffers_for_silent_readers() -> None:
     Connection.pause_writing = ignored  # type: ignore[method-assign]
 
 
+def refuses_some_appends() -> None:
+    """The third append, and every twentieth after it, is refused as if the disk were slow."""
+    append = Engine.append
+    calls = itertools.count()
+
+    def busy(self: Engine, *args: Any, **more: Any) -> None:
+        if next(calls) % 20 == 2:
+            raise StorageBusy("Retry in a moment.", (("Retry-After", "1"),))
+        append(self, *args, **more)
+
+    Engine.append = busy  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     **FUZZ_FAULTS,
     "forgives_malformed_heads": forgives_malformed_heads,
@@ -172,6 +186,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "keeps_something_for_every_connection": keeps_something_for_every_connection,
     "stalls_on_heads": stalls_on_heads,
     "buffers_for_silent_readers": buffers_for_silent_readers,
+    "refuses_some_appends": refuses_some_appends,
 }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from tests.http.raw import RawConnection, RawResponse, encode
@@ -52,16 +54,23 @@ class Load:
         assert self.send("PUT", path).status in {201, 409}
 
     def many(self, requests: Iterable[tuple[str, str, dict[str, str], bytes]]) -> None:
-        """Send all of these requests, pipelined a few at a time; each must succeed."""
+        """Send all of these requests, pipelined a few at a time; each must succeed, if need be after `Retry-After`."""
+        remaining = iter(requests)
         with self.connect() as connection:
-            waiting = 0
-            for method, target, headers, body in requests:
-                connection.send(encode(method, target, headers=headers, body=body))
-                waiting += 1
-                if waiting == WINDOW:
-                    self._collect(connection, waiting)
-                    waiting = 0
-            self._collect(connection, waiting)
+            while window := list(islice(remaining, WINDOW)):
+                for method, target, headers, body in window:
+                    connection.send(encode(method, target, headers=headers, body=body))
+                refused = []
+                for request in window:
+                    response = connection.response()
+                    if (pause_s := response.header("retry-after")) is not None:
+                        refused.append((float(pause_s), request))
+                    else:
+                        assert response.status < 300, f"{response.status} {response.body[:300]!r}"
+                if refused:
+                    time.sleep(max(pause_s for pause_s, _ in refused))
+                for _, request in refused:
+                    self.must(*request)
 
     def drain(self, target: str, *, until: bytes = b"", headers: dict[str, str] | None = None) -> int:
         """Read a response as fast as possible, up to these bytes or its end; return its size."""
@@ -104,11 +113,6 @@ class Load:
             thread.join()
         if failures:
             raise failures[0]
-
-    def _collect(self, connection: RawConnection, count: int) -> None:
-        for _ in range(count):
-            response = connection.response()
-            assert response.status < 300, f"{response.status} {response.body[:300]!r}"
 
 
 def no_preparation(_: Load) -> None:

@@ -10,6 +10,7 @@ from tests.measured import least
 from tests.pressure.load import Load, Operation
 from tests.pressure.operations import OPERATIONS
 from tests.pressure.stalls import STALL_MAX_MS, cpu_of, wall_of
+from tests.serving import serve
 
 SYNCS_MAX = 1
 READ_MAX = 1024 * 1024
@@ -57,6 +58,12 @@ def test_meter_shows_a_request_that_waits_for_the_disk() -> None:
 def test_probe_shows_a_request_that_blocks_the_loop() -> None:
     found = wall_of(Operation("head", "a HEAD that computes", heads), 1.0, ("tests.pressure.faults", "stalls_on_heads"))
     assert found["worst_ms"] > STALL_MAX_MS, found
+
+
+def test_input_is_complete_after_some_of_it_was_refused_for_a_moment() -> None:
+    with serve(program=("tests.pressure.faults", "refuses_some_appends")) as server:
+        Load(server, 1.0).fill("/v1/stream/long", 30 * 100, 100)
+        assert len(Load(server, 1.0).must("GET", "/v1/stream/long?offset=-1").body) == 30 * 100
 
 
 @pytest.mark.long
