@@ -134,6 +134,19 @@ def test_requests_without_the_token_are_401(guarded: Server) -> None:
             assert http.get("/v1/stream/x", headers={"Authorization": wrong}).status_code == 401
 
 
+@pytest.mark.parametrize("action", ["ack", "release", "callback"])
+def test_only_actions_of_workers_are_exempt_from_the_token(guarded: Server, action: str) -> None:
+    """Their token is that of the wake. A subscription or a linked stream with the name of an action is not exempt."""
+    root = "/v1/stream/__ds/subscriptions"
+    body = {"type": "pull-wake", "pattern": "**", "wake_stream": "wakes"}
+    with httpx.Client(base_url=guarded.url) as http:
+        for method in ("PUT", "GET", "DELETE"):
+            assert http.request(method, f"{root}/{action}", json=body).json()["code"] == "unauthorized"
+        assert http.delete(f"{root}/s/streams/{action}").json()["code"] == "unauthorized"
+        assert http.delete(f"{root}/s/streams/x/{action}").json()["code"] == "unauthorized"
+        assert http.post(f"{root}/s/{action}", json={}).json().get("code") != "unauthorized"
+
+
 def test_health_the_page_and_preflights_need_no_token(guarded: Server) -> None:
     with httpx.Client(base_url=guarded.url) as http:
         assert http.get("/healthz").status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,9 +15,9 @@ KNOWN_HOSTS_MAX: Final = 1024
 _CHANGING: Final = frozenset((b"PUT", b"POST", b"DELETE", b"PATCH"))
 _OPEN_PATHS: Final = (b"/healthz", b"/readyz", b"/ui")
 """Health checks, and the files of the stream browser, to which `/` redirects; its requests for data need the token."""
-_SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
-_WORKER_ACTIONS: Final = (b"/ack", b"/release", b"/callback")
-"""Requests with the token of a wake, which is checked with the wake."""
+_WORKER_ACTION: Final = re.compile(rb"/v1/stream/__ds/subscriptions/[^/]+/(?:ack|release|callback)")
+"""Requests with the token of a wake, which is checked with the wake. The whole path must match: a subscription or a
+linked stream may have the name of an action too."""
 
 
 class AccessControl:
@@ -65,6 +66,6 @@ class AccessControl:
 
     def _is_open(self, target: bytes) -> bool:
         path = target.partition(b"?")[0]
-        if path == b"/" or (path.startswith(_SUBSCRIPTIONS) and path.endswith(_WORKER_ACTIONS)):
+        if path == b"/" or _WORKER_ACTION.fullmatch(path) is not None:
             return True
         return any(path == open_path or path.startswith(open_path + b"/") for open_path in _OPEN_PATHS)
