@@ -26,7 +26,8 @@ from typing import Any
 import h11
 
 from tests.crash.wire import Client, Lost, NotSent
-from tests.pressure.script import TEXT, Mismatch, Script, Step, Visible, Wake, place
+from tests.offsets import offset_of
+from tests.pressure.script import TEXT, Mismatch, Script, Step, Visible, Wake
 from tests.serving import serve
 
 DEPTH_MAX = 2_000
@@ -114,7 +115,7 @@ def _pair(reply: Reply) -> tuple[int, int]:
 
 
 _FACTS: dict[str, Any] = {
-    "next": lambda reply: place(reply.headers["stream-next-offset"]),
+    "next": lambda reply: offset_of(reply.headers["stream-next-offset"]),
     "closed": lambda reply: reply.headers.get("stream-closed") == "true",
     "up_to_date": lambda reply: reply.headers.get("stream-up-to-date") == "true",
     "type": lambda reply: reply.headers["content-type"],
@@ -423,7 +424,7 @@ async def feed(run: Run, wake: Wake, number: int) -> None:
     while run.running:
         await asyncio.sleep(dice.uniform(*WAKE_EVERY_S))
         reply = await client.request("POST", wake.path, {"Content-Type": TEXT}, wake.next_message())
-        if reply.status != 204 or place(reply.offset) != wake.token(wake.sent):
+        if reply.status != 204 or offset_of(reply.offset) != wake.token(wake.sent):
             raise Mismatch(f"append to {wake.path}: {reply}")
         wake.acknowledged = wake.sent
         run.beat()

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from tests.model.reference import Answer, Incarnation, Reference
+from tests.offsets import offset_of
 
 TEXT, JSON = "text/plain", "application/json"
 CHUNK_BYTES = 4_194_304
@@ -83,10 +84,10 @@ class Wake:
 
     def count_at(self, token: str) -> int:
         """How many messages are before an offset, which must be an offset of this stream."""
-        count = int(place(token).split("_")[0], 16)
+        count = int(offset_of(token).split("_")[0], 16)
         if count > self.sent:
             raise Mismatch(f"offset {token} is beyond the {self.sent} messages that were sent")
-        if place(token) != self.token(count):
+        if offset_of(token) != self.token(count):
             raise Mismatch(f"offset {token} is not a message boundary; expected {self.token(count)}")
         return count
 
@@ -246,8 +247,8 @@ class Script:
         if incarnation is None:
             return self.dice.choice(("-1", None, "now"))
         count = len(incarnation.log)
-        place_ = incarnation.token(self.dice.randrange(count + 1))
-        return self.dice.choice(("-1", None, "now", place_, place_, incarnation.token(count)))
+        inside = incarnation.token(self.dice.randrange(count + 1))
+        return self.dice.choice(("-1", None, "now", inside, inside, incarnation.token(count)))
 
     def _body(self, json: bool) -> bytes:
         """A unique body, so that a response that contains it can belong to only one request."""
@@ -324,8 +325,3 @@ _KINDS: list[_Kind] = [
     Script._wait,
 ]
 _WEIGHTS = [34, 22, 18, 8, 5, 3, 1.5, 4, 4, 0.5]
-
-
-def place(token: str) -> str:
-    """The message and byte parts of an offset, without the incarnation."""
-    return "_".join(token.split("_")[:2])
