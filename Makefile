@@ -87,7 +87,7 @@ fmt: $(VENV)/.dev ## Format the code and regenerate the generated parts of the d
 
 .PHONY: docs
 docs: $(VENV)/.docs ## Build the documentation site into build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "built build/site/index.html"
 
 .PHONY: screenshots
