@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from headwater.stack import die_with_parent
+from headwater.operating_system import die_with_parent
 
 EXAMPLES = Path(__file__).resolve().parent
 DATA = EXAMPLES.parent / "data" / "examples"

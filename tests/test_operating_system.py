@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,8 +21,16 @@ import headwater
 from headwater.cluster import start
 from headwater.config import load_settings, sections
 from headwater.config.sections import ServerSettings
-from headwater.operating_system import NO_BOOT_ID, SOCKET_PATH_MAX_BYTES, Linux, MacOS, OperatingSystem
-from headwater.stack import die_with_parent
+from headwater.engine import memory
+from headwater.operating_system import (
+    NO_BOOT_ID,
+    SOCKET_PATH_MAX_BYTES,
+    Linux,
+    MacOS,
+    OperatingSystem,
+    die_with_parent,
+)
+from headwater.spark import home
 from headwater.storage.interface import StorageError
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -47,19 +56,7 @@ LINUX_ONLY = {
 """Names of the standard library that macOS does not have, or that do not work there as we would use them."""
 PATHS_OF_LINUX = ("/proc/", "/sys/", "/dev/shm")
 LIBRARY_CALLS_OF_LINUX = {"prctl", "malloc_trim", "mallinfo2", "syscall", "inotify_init"}
-PLACES = {
-    "operating_system.py": {"os.fdatasync", "os.posix_fadvise", "os.sched_getaffinity", "/proc/"},
-    # Runs alone, without the package.
-    "stack/die_with_parent.py": {"prctl"},
-    # Several workers are not offered on macOS.
-    "cluster/messages.py": {"socket.SOCK_SEQPACKET"},
-    "cluster/nodes/keeper.py": {"socket.SOCK_SEQPACKET"},
-    "cluster/nodes/links.py": {"socket.TCP_KEEPIDLE", "socket.TCP_USER_TIMEOUT"},
-    "cluster/supervisor.py": {"prctl"},
-    # Used only where the file and the calls exist.
-    "spark/prefork.py": {"os.pidfd_open"},
-    "engine/memory.py": {"/proc/", "malloc_trim", "mallinfo2"},
-}
+PACKAGE = "operating_system"
 
 
 def linux_only_names(source: str) -> set[str]:
@@ -81,14 +78,16 @@ def linux_only_names(source: str) -> set[str]:
     return found
 
 
-def test_what_only_linux_has_is_used_in_known_places() -> None:
+def test_what_only_linux_has_is_used_in_one_package() -> None:
     package = Path(headwater.__file__).parent
     found = {
         str(path.relative_to(package)): names
         for path in sorted(package.rglob("*.py"))
         if (names := linux_only_names(path.read_text(encoding="utf-8")))
     }
-    assert found == PLACES
+    inside = {path: names for path, names in found.items() if path.startswith(f"{PACKAGE}/")}
+    assert found == inside
+    assert {"os.fdatasync", "os.pidfd_open", "socket.SOCK_SEQPACKET", "prctl"} <= set().union(*inside.values())
 
 
 AS_ON_MACOS = """
@@ -227,6 +226,85 @@ def test_socket_in_a_directory_with_a_long_path_can_be_reached(tmp_path: Path, s
 @BOTH
 def test_processors_are_counted(system: OperatingSystem) -> None:
     assert 1 <= system.processors() <= (os.cpu_count() or 1)
+
+
+def test_linux_returns_freed_memory_and_macos_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = Linux().allocator()
+    assert allocator is not None, "these tests run with glibc"
+    assert allocator.free_bytes() >= 0
+    # A little more or less may be resident a moment later.
+    assert Linux().resident_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert MacOS().allocator() is None
+    monkeypatch.setattr(memory, "SYSTEM", MacOS())
+    assert memory.memory_return() is None
+
+
+def test_packets_keep_their_boundaries() -> None:
+    ours, theirs = Linux().packet_pair()
+    with ours, theirs:
+        ours.send(b"one")
+        ours.send(b"two")
+        assert (theirs.recv(100), theirs.recv(100)) == (b"one", b"two")
+        ours.close()
+        assert theirs.recv(100) == b"", "the end of the other process is seen"
+
+
+def test_process_descriptor_becomes_readable_at_the_end_of_the_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        descriptor = Linux().process_descriptor(child.pid)
+        try:
+            assert select.select([descriptor], [], [], 0)[0] == []
+            assert child.stdin is not None
+            child.stdin.close()
+            assert select.select([descriptor], [], [], 60)[0] == [descriptor]
+        finally:
+            os.close(descriptor)
+
+
+def test_macos_starts_spark_without_the_process_that_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "SYSTEM", MacOS())
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    home.start_prefork(tmp_path)
+    assert "PYSPARK_PYTHON" not in os.environ
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_macos_refuses_what_only_several_workers_need() -> None:
+    system = MacOS()
+    assert not system.has_workers
+    assert not system.has_process_descriptors
+    for refused in (
+        system.packet_pair,
+        system.resident_bytes,
+        lambda: system.die_with_parent(signal.SIGKILL),
+        lambda: system.process_descriptor(os.getpid()),
+    ):
+        with pytest.raises(NotImplementedError, match="macOS"):
+            refused()
+
+
+class OptionRecorder(socket.socket):
+    """A socket that accepts every option, also those that only another system has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.options: set[tuple[int, int, int]] = set()
+
+    def setsockopt(self, *option: int) -> None:  # type: ignore[override]
+        self.options.add(option)  # type: ignore[arg-type]
+
+
+def test_lost_peers_are_detected_with_the_options_of_the_system() -> None:
+    with socket.socket() as opened:
+        Linux().detect_lost_peer(opened, 2, 5)
+        tcp = socket.IPPROTO_TCP
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert opened.getsockopt(tcp, socket.TCP_KEEPIDLE) == 2
+        assert opened.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 5000
+    with OptionRecorder() as recorder:
+        MacOS().detect_lost_peer(recorder, 2, 5)
+        # The numbers of macOS' <netinet/tcp.h>: TCP_KEEPALIVE and TCP_RXT_CONNDROPTIME, both in seconds.
+        assert {(tcp, 0x10, 2), (tcp, 0x80, 5), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)} <= recorder.options
 
 
 def test_macos_has_a_limit_on_open_files_that_linux_has_not() -> None:

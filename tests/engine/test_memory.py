@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine.memory import FREE_MAX_BYTES, INTERVAL_S, Glibc, MemoryReturn, resident_bytes
+from headwater.engine.memory import FREE_MAX_BYTES, INTERVAL_S, MemoryReturn, memory_return
+from headwater.operating_system import SYSTEM
 
 MIB = 1024 * 1024
 
@@ -77,10 +78,11 @@ def test_the_c_library_returns_what_python_freed() -> None:
     kept = []
     buffers = [bytearray(100_000) for _ in range(1500)]
     kept.append(bytearray(100_000))
-    filled = resident_bytes()
-    memory = MemoryReturn(Glibc())
+    filled = SYSTEM.resident_bytes()
+    memory = memory_return()
+    assert memory is not None
     memory.check(0.0)
-    assert resident_bytes() > filled - 20 * MIB, "nothing is free yet"
+    assert SYSTEM.resident_bytes() > filled - 20 * MIB, "nothing is free yet"
     buffers.clear()
     memory.check(INTERVAL_S)
-    assert resident_bytes() < filled - 100 * MIB
+    assert SYSTEM.resident_bytes() < filled - 100 * MIB

@@ -15,10 +15,10 @@ from typing import Any
 
 from headwater.cli import main
 from headwater.core.errors import StorageBusy
-from headwater.engine import memory
 from headwater.engine.engine import Engine
 from headwater.engine.memory import MemoryReturn
 from headwater.http.connection import Connection
+from headwater.operating_system import glibc
 from tests.model.broken import BROKEN
 from tests.pressure.metered import stalls_on_heads
 
@@ -140,7 +140,7 @@ def keeps_freed_memory() -> None:
 
     MemoryReturn.check = nothing  # type: ignore[method-assign]
     # The value that glibc itself would raise it to: it then keeps the memory of smaller blocks.
-    memory.MAPPED_MIN_BYTES = 32 * 1024 * 1024  # type: ignore[misc]
+    glibc.MAPPED_MIN_BYTES = 32 * 1024 * 1024  # type: ignore[misc]
 
 
 def keeps_something_for_every_connection() -> None:

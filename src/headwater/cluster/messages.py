@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from headwater.operating_system import SYSTEM
+
 PACKET_MAX_BYTES: Final = 64 * 1024
 _DESCRIPTORS_MAX: Final = 4
 
@@ -87,7 +89,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """The two ends of a control connection."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends = SYSTEM.packet_pair()
     for end in ends:
         end.setblocking(False)
     return ends

@@ -7,7 +7,6 @@ the server, because its streams are lost.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -23,6 +22,7 @@ from headwater.cluster import messages
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.worker import run_worker
 from headwater.http.server import BACKLOG, address_of, announce, warn_of_exposure
+from headwater.operating_system import SYSTEM
 
 if TYPE_CHECKING:
     from headwater.config import Settings
@@ -36,7 +36,6 @@ STABLE_S: Final = 30.0
 """A worker that served at least this long is restarted immediately when it dies."""
 STOP_S: Final = 5.0
 """Time to close the storage after the connections have ended."""
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class WorkerFailedError(Exception):
@@ -234,7 +233,8 @@ class WorkerSupervisor:
         """Runs in the child process: become the worker."""
         code = 1
         try:
-            _die_with_parent()
+            # Its shards may get another owner when the supervisor has died.
+            SYSTEM.die_with_parent(signal.SIGKILL)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
@@ -363,9 +363,3 @@ def _discard(woken: socket.socket) -> None:
             pass
     except BlockingIOError:
         pass
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when the supervisor dies, because its shards may then get another owner."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from headwater.operating_system import SYSTEM
 from headwater.spark.class_archive import ClassArchive, class_archive
 
 log = logging.getLogger("headwater.spark")
@@ -99,7 +100,7 @@ def start_prefork(home: Path, preloaded: Sequence[str] = PRELOADED) -> None:
     program = str(home / _PROGRAM)
     if os.environ.get("PYSPARK_PYTHON", sys.executable) not in (sys.executable, program):
         return
-    if not hasattr(os, "pidfd_open"):
+    if not SYSTEM.has_process_descriptors:
         return
     _write_program(home)
     os.environ["PYSPARK_PYTHON"] = program

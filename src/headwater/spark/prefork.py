@@ -24,6 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
+from headwater.operating_system import SYSTEM
+
 _REQUEST_MAX: Final = 4 * 1024 * 1024
 
 
@@ -72,7 +74,7 @@ class Prefork:
             self._become(words, environment, directory, descriptors)
         for number in descriptors:
             os.close(number)
-        self._forks[connection] = descriptor = os.pidfd_open(pid)
+        self._forks[connection] = descriptor = SYSTEM.process_descriptor(pid)
         self._selector.register(connection, selectors.EVENT_READ, ("left", connection, pid))
         self._selector.register(descriptor, selectors.EVENT_READ, ("ended", connection, pid))
         with suppress(OSError):

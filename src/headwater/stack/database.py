@@ -27,7 +27,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headwater.stack import die_with_parent, roles
+from headwater.operating_system import die_with_parent
+from headwater.stack import roles
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0

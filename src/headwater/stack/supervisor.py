@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from headwater.config import StackSettings
-from headwater.stack import die_with_parent
+from headwater.operating_system import die_with_parent
 from headwater.stack.processes import can_bind, identity_of, port_user
 from headwater.stack.services import Service, UnavailableService
 from headwater.stack.state import Phase, ServiceState, ServiceStatus, StackDirectory, StackStatus, now

@@ -22,6 +22,7 @@ import psycopg
 from headwater.cluster.nodes.ownership import Ownership, Standing, Turn
 from headwater.cluster.nodes.schema import Cluster, Connection, broken_promise, check_secret, connect, create_tables
 from headwater.config import Settings
+from headwater.operating_system import SYSTEM
 from headwater.storage.interface import StorageError
 from headwater.storage.tiering.objects import ObjectConflictError, ObjectStoreError
 from headwater.storage.tiering.open import open_objects
@@ -155,7 +156,7 @@ def _check_objects(cold: str, cluster: Cluster, *, is_copy: bool) -> None:
 
 def start_keeper(settings: Settings, node: str, owner: str, address: str) -> tuple[socket.socket, int, Opened]:
     """Fork the keeper; returns its socket, its process and what it found. Raises `StorageError` if it cannot start."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = SYSTEM.packet_pair()
     pid = os.fork()
     if pid == 0:
         code = 1

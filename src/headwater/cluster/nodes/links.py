@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from headwater.cluster.peers import Peer, Peers
+from headwater.operating_system import SYSTEM
 
 log = logging.getLogger("headwater.cluster")
 
@@ -27,8 +28,8 @@ GREETING_S: Final = 3.0
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _HELLO_MAX_BYTES: Final = 512
-_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
-_UNSENT_MS: Final = 5000
+_IDLE_S: Final = 2
+_UNANSWERED_S: Final = 5
 
 
 class _Introduction(msgspec.Struct, frozen=True):
@@ -190,7 +191,4 @@ def _set_up(opened: socket.socket) -> None:
     opened.setblocking(False)
     with suppress(OSError):
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE:
-            opened.setsockopt(socket.IPPROTO_TCP, option, value)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNSENT_MS)
+        SYSTEM.detect_lost_peer(opened, _IDLE_S, _UNANSWERED_S)

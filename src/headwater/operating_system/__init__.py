@@ -1,6 +1,6 @@
-"""What differs between Linux and macOS: syncing, boot id, socket paths, open files, processors, read-ahead, workers.
+"""What differs between Linux and macOS: files, processors, memory, sockets, boot id, and the end of child processes.
 
-Everything else uses calls that both have; a test searches for others. `SYSTEM` is the one for this machine. What only
+All other packages use calls that both have; a test searches for others. `SYSTEM` is the one for this machine. What only
 macOS has is passed in, so that its branch is tested on Linux too. It has not been run on macOS.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,15 +19,30 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from headwater.operating_system.die_with_parent import signal_at_death_of_parent
+from headwater.operating_system.glibc import Glibc
+
 SOCKET_PATH_MAX_BYTES: Final = 100
 """What fits into the address of a Unix socket everywhere: macOS takes 103 bytes, Linux 107."""
 NO_BOOT_ID: Final = bytes(16)
 
 _BOOT_ID_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
+_STATM: Final = Path("/proc/self/statm")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _F_FULLFSYNC: Final = 51
+_TCP_KEEPALIVE: Final = 0x10
+_TCP_RXT_CONNDROPTIME: Final = 0x80
 _MACOS_OPEN_FILES: Final = 10_240
 """OPEN_MAX of macOS: it refuses a larger soft limit, although the hard limit says that there is none."""
 _NOT_SUPPORTED: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY))
+
+
+class Allocator(Protocol):
+    def free_bytes(self) -> int:
+        """Bytes that the program has freed and the allocator keeps, resident or not."""
+
+    def trim(self) -> None:
+        """Return the resident ones to the operating system."""
 
 
 class OperatingSystem(Protocol):
@@ -37,6 +53,10 @@ class OperatingSystem(Protocol):
     @property
     def has_workers(self) -> bool:
         """Several processes can serve: there are packet sockets, and a process can be made to die with its parent."""
+
+    @property
+    def has_process_descriptors(self) -> bool:
+        """The end of a child process can be waited for with a selector."""
 
     def sync_data(self, descriptor: int) -> None:
         """Make the content and the size of a file durable."""
@@ -56,10 +76,29 @@ class OperatingSystem(Protocol):
     def short_path(self, directory: Path) -> AbstractContextManager[str]:
         """A short path to a directory, for the address of a socket in it."""
 
+    def allocator(self) -> Allocator | None:
+        """The allocator of the C library; None if it does not say what it keeps."""
+
+    def resident_bytes(self) -> int:
+        """The memory of this process that is in RAM."""
+
+    def die_with_parent(self, signal_number: int) -> None:
+        """Ask for the signal when the parent of this process ends. Only where `has_workers` is true."""
+
+    def packet_pair(self) -> tuple[socket.socket, socket.socket]:
+        """Two connected sockets that keep the boundaries of messages. Only where `has_workers` is true."""
+
+    def process_descriptor(self, pid: int) -> int:
+        """A descriptor that becomes readable when the process ends. Only where `has_process_descriptors` is true."""
+
+    def detect_lost_peer(self, opened: socket.socket, idle_s: int, unanswered_s: int) -> None:
+        """Let a TCP connection fail if its peer is silent after `idle_s` or does not acknowledge for `unanswered_s`."""
+
 
 class Linux:
     open_files_max: Final = None
     has_workers: Final = True
+    has_process_descriptors: Final = hasattr(os, "pidfd_open")
 
     def sync_data(self, descriptor: int) -> None:
         os.fdatasync(descriptor)
@@ -88,12 +127,35 @@ class Linux:
         finally:
             os.close(descriptor)
 
+    def allocator(self) -> Allocator | None:
+        try:
+            return Glibc() if _STATM.exists() else None
+        except (AttributeError, OSError):
+            return None
+
+    def resident_bytes(self) -> int:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+
+    def die_with_parent(self, signal_number: int) -> None:
+        signal_at_death_of_parent(signal_number)
+
+    def packet_pair(self) -> tuple[socket.socket, socket.socket]:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def process_descriptor(self, pid: int) -> int:
+        return os.pidfd_open(pid)
+
+    def detect_lost_peer(self, opened: socket.socket, idle_s: int, unanswered_s: int) -> None:
+        _keep_alive(opened, socket.TCP_KEEPIDLE, idle_s)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unanswered_s * 1000)
+
 
 class MacOS:
     """`fsync` of macOS leaves data in the cache of the drive; F_FULLFSYNC does not, where the file system has it."""
 
     open_files_max: Final = _MACOS_OPEN_FILES
     has_workers: Final = False
+    has_process_descriptors: Final = False
 
     def __init__(
         self,
@@ -134,6 +196,33 @@ class MacOS:
             link = Path(place) / "d"
             link.symlink_to(directory.absolute())
             yield str(link)
+
+    def allocator(self) -> Allocator | None:
+        """The allocator of macOS returns memory without being asked."""
+        return None
+
+    def resident_bytes(self) -> int:
+        raise NotImplementedError("macOS has no /proc/self/statm, and nothing asks for it without an allocator.")
+
+    def die_with_parent(self, signal_number: int) -> None:
+        raise NotImplementedError(f"macOS cannot send signal {signal_number} at the end of a parent.")
+
+    def packet_pair(self) -> tuple[socket.socket, socket.socket]:
+        raise NotImplementedError("macOS has no packet sockets between processes.")
+
+    def process_descriptor(self, pid: int) -> int:
+        raise NotImplementedError(f"macOS has no descriptor for process {pid}.")
+
+    def detect_lost_peer(self, opened: socket.socket, idle_s: int, unanswered_s: int) -> None:
+        _keep_alive(opened, _TCP_KEEPALIVE, idle_s)
+        opened.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, unanswered_s)
+
+
+def _keep_alive(opened: socket.socket, idle_option: int, idle_s: int) -> None:
+    """Three probes, one second apart, after `idle_s` without data."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((idle_option, idle_s), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3)):
+        opened.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _boot_session() -> str:

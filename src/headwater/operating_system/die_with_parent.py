@@ -6,7 +6,7 @@ The supervisor starts every service through this script. The script switches to 
 user), asks the kernel to send the signal when the parent dies, and executes the command. Where the kernel cannot do
 that (macOS), the script stays and watches the parent. Invariant: if the parent has already died, the command is not
 started. The script imports nothing from the package, because the user that it switches to may not have permission to
-read it.
+read it; the package imports it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,17 @@ def main() -> None:
         os.setuid(uid)
     if sys.platform == "linux":
         # After the change of user, because that change clears the setting.
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+        signal_at_death_of_parent(death_signal)
     if os.getppid() != parent:
         sys.exit("headwater: the supervisor has ended; this service is not started")
     if sys.platform == "linux":
         os.execvp(command[0], command)
     sys.exit(run_and_watch(command, parent, death_signal))
+
+
+def signal_at_death_of_parent(death_signal: int) -> None:
+    """Ask the kernel of Linux to send this process the signal when its parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
 
 
 def wrapped(death_signal: int, owner: tuple[str, str], command: list[str]) -> list[str]:
