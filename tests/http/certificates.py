@@ -24,14 +24,21 @@ class Certificate:
         return ssl.create_default_context(cafile=str(self.cert_path))
 
 
-def make_certificate(directory: Path) -> Certificate:
+def make_certificate(directory: Path, *, name: str = "server", issuer: Certificate | None = None) -> Certificate:
+    """A certificate that signs itself, or one that the issuer has signed."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost" if issuer is None else name)])
+    issuer_name, issuer_key = subject, key
+    if issuer is not None:
+        issuer_name = x509.load_pem_x509_certificate(issuer.cert_path.read_bytes()).subject
+        loaded = serialization.load_pem_private_key(issuer.key_path.read_bytes(), None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        issuer_key = loaded
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(issuer_name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
@@ -40,10 +47,10 @@ def make_certificate(directory: Path) -> Certificate:
             x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
             critical=False,
         )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .sign(issuer_key, hashes.SHA256())
     )
-    made = Certificate(directory / "server.crt", directory / "server.key")
+    made = Certificate(directory / f"{name}.crt", directory / f"{name}.key")
     made.cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     made.key_path.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

@@ -105,15 +105,22 @@ def serve(
 
 
 def _check_tls_files(settings: Settings) -> None:
-    tls = settings.tls
-    files = (("cert_path", tls.cert_path), ("key_path", tls.key_path), ("client_ca_path", tls.client_ca_path))
+    tls, cluster = settings.tls, settings.cluster
+    files = (
+        ("tls.cert_path", tls.cert_path),
+        ("tls.key_path", tls.key_path),
+        ("tls.client_ca_path", tls.client_ca_path),
+        ("cluster.tls_cert_path", cluster.tls_cert_path),
+        ("cluster.tls_key_path", cluster.tls_key_path),
+        ("cluster.tls_ca_path", cluster.tls_ca_path),
+    )
     for key, path in files:
         if path is None:
             continue
         try:
             path.open("rb").close()
         except OSError as error:
-            raise CommandError(f"tls.{key}: cannot read {path}: {error.strerror}", USAGE) from None
+            raise CommandError(f"{key}: cannot read {path}: {error.strerror}", USAGE) from None
 
 
 def _listen_error(error: OSError, settings: Settings) -> str | None:

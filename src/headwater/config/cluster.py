@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from headwater.config.values import Count, Seconds, SettingsSection, takes
+from headwater.config.values import Count, OptionalPath, Seconds, SettingsSection, takes
 
 SECRET_MIN_LENGTH = 16
 
@@ -39,6 +39,15 @@ class ClusterSettings(SettingsSection):
         le=65_000,
         description="First port for the other nodes: shard N listens on this port plus N. 0 picks free ones.",
     )
+    tls_cert_path: OptionalPath = Field(
+        None,
+        description="PEM certificate chain of this node for connections between nodes, in both roles (client and"
+        " server). Set together with `tls_key_path` and `tls_ca_path`, on all nodes. Unset: no TLS between nodes.",
+    )
+    tls_key_path: OptionalPath = Field(None, description="PEM private key of `tls_cert_path`.")
+    tls_ca_path: OptionalPath = Field(
+        None, description="PEM certificates of the authorities that signed the certificates of all nodes."
+    )
     lease_secs: Seconds = Field(
         2.5,
         description="How long a node may be silent before the others take its shards over. The same on all nodes.",
@@ -55,3 +64,9 @@ class ClusterSettings(SettingsSection):
         if value and len(value) < SECRET_MIN_LENGTH:
             raise ValueError(f"shorter than {SECRET_MIN_LENGTH} characters")
         return value
+
+    @model_validator(mode="after")
+    def _all_tls_files_or_none(self) -> ClusterSettings:
+        if len({path is None for path in (self.tls_cert_path, self.tls_key_path, self.tls_ca_path)}) > 1:
+            raise ValueError("set all of tls_cert_path, tls_key_path and tls_ca_path, or none")
+        return self

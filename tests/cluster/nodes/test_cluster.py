@@ -27,6 +27,7 @@ from tests.cluster.nodes.faults import FAULTS, endure_faults
 from tests.cluster.nodes.spreading import spread_over
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
 from tests.crash.workload import Violation
+from tests.http.certificates import make_certificate
 from tests.serving import serve, server_environment
 from tests.vitest_run import describe_failures, run_vitest
 from tests.waiting import wait_until
@@ -36,8 +37,13 @@ ROUNDS = 200
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RunningCluster]:
-    with running_cluster() as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Its nodes use TLS between each other."""
+    directory = tmp_path_factory.mktemp("certificates")
+    authority = make_certificate(directory, name="authority")
+    node = make_certificate(directory, name="node", issuer=authority)
+    tls = {"CERT_PATH": node.cert_path, "KEY_PATH": node.key_path, "CA_PATH": authority.cert_path}
+    with running_cluster(**{f"DS_CLUSTER__TLS_{name}": str(path) for name, path in tls.items()}) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Links between the processes of shards: only a process that knows the secret is connected."""
+"""Links between the processes of shards: only a process that knows the secret is connected, with TLS if that is set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headwater.cluster.nodes.link_tls import LinkTls
 from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.peers import Peers
 from tests.waiting import async_wait_until
@@ -21,10 +22,10 @@ async def _answer(sender: int, arguments: Any) -> list[Any]:
 class Process:
     """What a shard's process has of links."""
 
-    def __init__(self, shard: int, secret: str = SECRET, epoch: int = 1) -> None:
+    def __init__(self, shard: int, secret: str = SECRET, epoch: int = 1, tls: LinkTls | None = None) -> None:
         self.peers = Peers(shard, 3)
         self.peers.answers("echo", _answer)
-        self.links = ShardLinks(self.peers, epoch, secret)
+        self.links = ShardLinks(self.peers, epoch, secret, tls)
         self.shard = shard
         self.epoch = epoch
         self.address = f"127.0.0.1:{self.links.listen('127.0.0.1', 0)}"

@@ -1,8 +1,9 @@
 """TCP connections between the processes of shards on all nodes; both sides prove that they know the secret.
 
 The process of the higher shard connects to that of the lower one. After the greeting, what `peers` sends between the
-workers of one machine is sent here. The secret itself is never sent; what follows the greeting is neither encrypted nor
-signed, so the nodes belong in a private network.
+workers of one machine is sent here. The secret itself is never sent. With TLS (`link_tls`), the greeting and everything
+after it is encrypted; without it, what follows the greeting is neither encrypted nor signed, so the nodes belong in a
+private network.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import hmac
 import logging
 import secrets
 import socket
+import ssl
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from headwater.cluster.peers import Peer, Peers
+from headwater.cluster.nodes.link_tls import LinkTls, explained, fingerprint_of
+from headwater.cluster.peers import Peers
 from headwater.operating_system import SYSTEM
 
 log = logging.getLogger("headwater.cluster")
@@ -30,6 +33,9 @@ _PROOF_BYTES: Final = 32
 _HELLO_MAX_BYTES: Final = 512
 _IDLE_S: Final = 2
 _UNANSWERED_S: Final = 5
+_TLS_HELLO: Final = b"\x16\x03"
+"""The first bytes of a side that uses TLS."""
+_FAILURES: Final = (OSError, TimeoutError, EOFError, ValueError)
 
 
 class _Introduction(msgspec.Struct, frozen=True):
@@ -43,13 +49,70 @@ class RefusedError(Exception):
     """The other side could not prove its identity."""
 
 
+class _Greeting(asyncio.Protocol):
+    """A connection until both sides know each other; then a peer takes it over."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._data = b""
+        self._is_lost = False
+        self._changed = asyncio.Event()
+        self.begins_with = b""
+        """The first bytes that were received."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self.begins_with = self.begins_with or data[: len(_TLS_HELLO)]
+        self._data += data
+        self._changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self._changed.set()
+
+    def send(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def receive(self, size: int) -> bytes:
+        while len(self._data) < size:
+            if self._is_lost:
+                raise EOFError("it closed the connection")
+            self._changed.clear()
+            await self._changed.wait()
+        data, self._data = self._data[:size], self._data[size:]
+        return data
+
+    def certificate(self) -> bytes:
+        """The digest of the other side's certificate; empty without TLS."""
+        opened = self._transport.get_extra_info("ssl_object")
+        return b"" if opened is None else fingerprint_of(opened.getpeercert(binary_form=True))
+
+    def become(self, peers: Peers, shard: int) -> None:
+        """Let the peer take the connection over."""
+        if self._is_lost:
+            raise EOFError("it closed the connection")
+        peer = peers.connect(shard)
+        self._transport.set_protocol(peer)
+        peer.connection_made(self._transport)
+        peers.connected(peer)
+        if self._data:
+            peer.data_received(self._data)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
 class ShardLinks:
     """The links of one shard's process."""
 
-    def __init__(self, peers: Peers, epoch: int, secret: str) -> None:
+    def __init__(self, peers: Peers, epoch: int, secret: str, tls: LinkTls | None = None) -> None:
         self._peers = peers
         self._epoch = epoch
         self._secret = secret.encode()
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._epochs: dict[int, int] = {}
         """The known epochs of the other shards."""
@@ -57,6 +120,8 @@ class ShardLinks:
         """The epoch of the last link to each shard."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._dialing: set[int] = set()
+        self._problems: dict[int, str] = {}
+        """The last problem with the identity of each shard, which is logged once."""
         self._listening: socket.socket | None = None
 
     def listen(self, host: str, port: int) -> int:
@@ -96,32 +161,51 @@ class ShardLinks:
     # -- the side that connects ------------------------------------------------------------------------------------
 
     async def _dial(self, shard: int, epoch: int, address: str) -> None:
+        greeting = _Greeting()
         opened: socket.socket | None = None
-        is_used = False
         try:
             async with asyncio.timeout(GREETING_S):
                 host, _, port = address.rpartition(":")
                 found = await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
                 opened = _socket(found[0][0])
                 await self._loop.sock_connect(opened, found[0][4])
-                await self._greet(opened, _Introduction(self._peers.worker, self._epoch, shard, epoch))
+                ours = b""
+                if self._tls is not None:
+                    ours, context = self._tls.fingerprint(), self._tls.context(accepts=False)
+                    await self._loop.create_connection(
+                        lambda: greeting, sock=opened, ssl=context, server_hostname=host.strip("[]")
+                    )
+                else:
+                    await self._loop.create_connection(lambda: greeting, sock=opened)
+                opened = None
+                introduction = _Introduction(self._peers.worker, self._epoch, shard, epoch)
+                await self._greet(greeting, introduction, greeting.certificate() + ours)
             self._linked[shard] = epoch
-            is_used = True
-            await self._use(opened, shard, is_ours=True)
-        except (OSError, TimeoutError, RefusedError, EOFError) as error:
-            log.debug("shard %d at %s cannot be linked yet: %s", shard, address, error)
+            self._problems.pop(shard, None)
+            greeting.become(self._peers, shard)
+        except (*_FAILURES, RefusedError) as error:
+            self._report(shard, address, error)
+            greeting.abort()
         finally:
             self._dialing.discard(shard)
-            if opened is not None and not is_used:
+            if opened is not None:
                 opened.close()
 
-    async def _greet(self, opened: socket.socket, introduction: _Introduction) -> None:
-        theirs = await self._receive(opened, _NONCE_BYTES)
+    def _report(self, shard: int, address: str, error: Exception) -> None:
+        problem = explained(error) if isinstance(error, ssl.SSLError) else str(error)
+        is_new = isinstance(error, ssl.SSLError | RefusedError) and self._problems.get(shard) != problem
+        self._problems[shard] = problem
+        level = logging.ERROR if is_new else logging.DEBUG
+        log.log(level, "shard %d at %s cannot be linked: %s", shard, address, problem)
+
+    async def _greet(self, greeting: _Greeting, introduction: _Introduction, certificates: bytes) -> None:
+        theirs = await greeting.receive(_NONCE_BYTES)
         ours = secrets.token_bytes(_NONCE_BYTES)
         said = msgspec.json.encode(introduction).ljust(_HELLO_MAX_BYTES)
-        await self._loop.sock_sendall(opened, ours + said + self._proof(b"connects", theirs, ours, said))
-        proof = await self._receive(opened, _PROOF_BYTES)
-        if not hmac.compare_digest(proof, self._proof(b"accepts", theirs, ours, said)):
+        nonces = theirs + ours + certificates
+        greeting.send(ours + said + self._proof(b"connects", nonces, said))
+        proof = await greeting.receive(_PROOF_BYTES)
+        if not hmac.compare_digest(proof, self._proof(b"accepts", nonces, said)):
             raise RefusedError("it does not know the secret")
 
     # -- the side that accepts -------------------------------------------------------------------------------------
@@ -133,52 +217,58 @@ class ShardLinks:
             self._run(self._receive_link(opened))
 
     async def _receive_link(self, opened: socket.socket) -> None:
-        is_used = False
+        greeting = _Greeting()
+        is_connected = False
         try:
             async with asyncio.timeout(GREETING_S):
-                ours = secrets.token_bytes(_NONCE_BYTES)
-                await self._loop.sock_sendall(opened, ours)
-                theirs = await self._receive(opened, _NONCE_BYTES)
-                said = await self._receive(opened, _HELLO_MAX_BYTES)
-                proof = await self._receive(opened, _PROOF_BYTES)
-                if not hmac.compare_digest(proof, self._proof(b"connects", ours, theirs, said)):
-                    raise RefusedError("it does not know the secret")
-                found = msgspec.json.decode(said.rstrip(), type=_Introduction)
-                if (found.receiver, found.receiver_epoch) != (self._peers.worker, self._epoch):
-                    raise RefusedError(f"it looks for shard {found.receiver}, epoch {found.receiver_epoch}")
-                if found.sender_epoch < self._epochs.get(found.sender, 0):
-                    raise RefusedError(f"shard {found.sender} has another owner")
-                await self._loop.sock_sendall(opened, self._proof(b"accepts", ours, theirs, said))
-            is_used = True
-            await self._use(opened, found.sender, is_ours=False)
-        except (OSError, TimeoutError, RefusedError, EOFError, msgspec.MsgspecError) as error:
-            log.warning("a connection of another node was refused: %s", error)
-        finally:
-            if not is_used:
+                certificates = b""
+                if self._tls is not None:
+                    certificates, context = self._tls.fingerprint(), self._tls.context(accepts=True)
+                    await self._loop.connect_accepted_socket(lambda: greeting, opened, ssl=context)
+                    certificates += greeting.certificate()
+                else:
+                    await self._loop.connect_accepted_socket(lambda: greeting, opened)
+                is_connected = True
+                found = await self._identify(greeting, certificates)
+            greeting.become(self._peers, found.sender)
+        except (*_FAILURES, RefusedError, msgspec.MsgspecError) as error:
+            log.warning("a connection of another node was refused: %s", self._refusal(error, greeting, is_connected))
+            greeting.abort()
+            if not is_connected:
                 opened.close()
+
+    def _refusal(self, error: Exception, greeting: _Greeting, is_connected: bool) -> str:
+        if isinstance(error, ssl.SSLError):
+            return explained(error)
+        if self._tls is not None and not is_connected:
+            return f"it did not begin TLS ({str(error) or 'within the time'}). Set cluster.tls_cert_path on every node"
+        if self._tls is None and greeting.begins_with == _TLS_HELLO:
+            return "it uses TLS, and this node does not. Set cluster.tls_cert_path on every node"
+        return str(error) or f"it did not prove its identity within {GREETING_S:g} seconds"
+
+    async def _identify(self, greeting: _Greeting, certificates: bytes) -> _Introduction:
+        """What the other side says of itself, after it has proved that it knows the secret, and learned that we do."""
+        ours = secrets.token_bytes(_NONCE_BYTES)
+        greeting.send(ours)
+        theirs = await greeting.receive(_NONCE_BYTES)
+        said = await greeting.receive(_HELLO_MAX_BYTES)
+        proof = await greeting.receive(_PROOF_BYTES)
+        nonces = ours + theirs + certificates
+        if not hmac.compare_digest(proof, self._proof(b"connects", nonces, said)):
+            raise RefusedError("it does not know the secret")
+        found = msgspec.json.decode(said.rstrip(), type=_Introduction)
+        if (found.receiver, found.receiver_epoch) != (self._peers.worker, self._epoch):
+            raise RefusedError(f"it looks for shard {found.receiver}, epoch {found.receiver_epoch}")
+        if found.sender_epoch < self._epochs.get(found.sender, 0):
+            raise RefusedError(f"shard {found.sender} has another owner")
+        greeting.send(self._proof(b"accepts", nonces, said))
+        return found
 
     # -- both ------------------------------------------------------------------------------------------------------
 
-    async def _use(self, opened: socket.socket, shard: int, *, is_ours: bool) -> None:
-        peer: Peer = self._peers.connect(shard)
-        if is_ours:
-            await self._loop.create_connection(lambda: peer, sock=opened)
-        else:
-            await self._loop.connect_accepted_socket(lambda: peer, opened)
-        if not peer.is_lost:
-            self._peers.connected(peer)
-
-    async def _receive(self, opened: socket.socket, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = await self._loop.sock_recv(opened, size - len(data))
-            if not piece:
-                raise EOFError("it closed the connection")
-            data += piece
-        return data
-
-    def _proof(self, side: bytes, accepting: bytes, connecting: bytes, said: bytes) -> bytes:
-        return hmac.digest(self._secret, side + accepting + connecting + said, "sha256")
+    def _proof(self, side: bytes, nonces: bytes, said: bytes) -> bytes:
+        """`nonces` are those of the accepting and the connecting side, then the digests of their certificates."""
+        return hmac.digest(self._secret, side + nonces + said, "sha256")
 
 
 def _socket(family: int) -> socket.socket:

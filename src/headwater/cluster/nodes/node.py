@@ -22,6 +22,7 @@ import msgspec
 
 from headwater.cluster import messages
 from headwater.cluster.nodes.keeper import receive_answer, send_turn, start_keeper
+from headwater.cluster.nodes.link_tls import link_tls
 from headwater.cluster.nodes.node_worker import NodeWorker
 from headwater.cluster.nodes.ownership import Standing, Turn
 from headwater.cluster.shards import ShardMap
@@ -48,6 +49,9 @@ def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
     host = settings.cluster.host or (socket.gethostname() if settings.server.host in _ANY else settings.server.host)
     name = settings.cluster.node or f"{socket.gethostname()}:{settings.server.port or os.getpid()}"
     owner = f"{name}#{secrets.token_hex(4)}"
+    tls = link_tls(settings.cluster)
+    if tls is not None:
+        tls.check()
     keeper, pid, opened = start_keeper(settings, name, owner, f"{host}:{settings.server.port}")
     try:
         log.warning("the mode cluster is experimental: do not use it for data that you cannot lose")

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from headwater.cluster import messages
+from headwater.cluster.nodes.link_tls import link_tls
 from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.nodes.open_shard import open_shard, shard_directory
 from headwater.cluster.nodes.status_page import StatusPage
@@ -75,7 +76,7 @@ class NodeWorker(ServingWorker):
 
     async def _begin(self, store: Store) -> str:
         settings = self._settings.cluster
-        links = self._links = ShardLinks(self._peers, self._epoch, settings.secret)
+        links = self._links = ShardLinks(self._peers, self._epoch, settings.secret, link_tls(settings))
         port = links.listen(self._host, settings.peer_port + self._number if settings.peer_port else 0)
         # The leases that arrived during recovery.
         self._on_control()
