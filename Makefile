@@ -61,6 +61,7 @@ test: setup ## Install what is missing and run all checks and tests
 
 .PHONY: run-tests
 run-tests: setup
+	-@TMPDIR=$$(scripts/memory-directory) $(BIN)/python scripts/archive_spark_classes.py
 	$(PYTEST) $(PARALLEL) --durations=20 $(PYTEST_ARGS)
 
 .PHONY: test-fast

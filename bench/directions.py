@@ -260,25 +260,23 @@ def measure(direction: Direction, events: int, warm_up: int) -> dict[str, float]
 
 def run(chosen: argparse.Namespace) -> None:
     """Measure what was chosen; the file is written after each figure, so that a run can be made in parts."""
-    result: dict[str, Any] = {
-        "taken": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "cores": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 1),
-        "messages": chosen.messages,
-        "events": chosen.events,
-        "warm_up": chosen.warm_up,
-        "figures": {name: {} for name in DIRECTIONS},
-    }
+    figures: dict[str, dict[str, Any]] = {name: {} for name in DIRECTIONS}
     if chosen.add and chosen.save.exists():
-        before = json.loads(chosen.save.read_text())
-        load = max(result["load_average"], before["load_average"])
-        result |= {"figures": result["figures"] | before["figures"], "load_average": load}
+        figures |= json.loads(chosen.save.read_text())["figures"]
     with spark_session() as spark:
         for streams in map(int, chosen.streams.split(",")):
             for name in chosen.only.split(","):
-                figures = _measured(spark, name, streams, chosen.messages, chosen.events, chosen.warm_up)
-                print(f"{name:20} {streams:>7,} streams: {figures}", flush=True)
-                result["figures"][name][str(streams)] = figures
+                about = {
+                    "taken": datetime.now(UTC).strftime("%Y-%m-%d"),
+                    "load_average": round(os.getloadavg()[0], 1),
+                    "messages": chosen.messages,
+                    "events": chosen.events,
+                    "warm_up": chosen.warm_up,
+                }
+                found = _measured(spark, name, streams, chosen.messages, chosen.events, chosen.warm_up)
+                print(f"{name:20} {streams:>7,} streams: {found | about}", flush=True)
+                figures[name][str(streams)] = found | about
+                result = {"cores": os.cpu_count(), "figures": figures}
                 chosen.save.write_text(json.dumps(result, indent=1) + "\n")
 
 

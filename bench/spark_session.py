@@ -26,9 +26,10 @@ def spark_session(cores: int = 2) -> Iterator[SparkSession]:
     if shutil.which("java") is None:
         raise SystemExit("Java is missing; on Debian: apt-get install openjdk-17-jre-headless")
     from headwater.spark import configure
+    from headwater.spark.class_archive import JAVA_OPTIONS
     from headwater.spark.home import use_quick_home
 
-    use_quick_home("local")
+    archive = use_quick_home("local")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -43,6 +44,8 @@ def spark_session(cores: int = 2) -> Iterator[SparkSession]:
             .config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
             .config("spark.local.dir", scratch)
         )
+        if archive is not None:
+            builder = builder.config(JAVA_OPTIONS, archive.java_options())
         session = configure(builder).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         try:

@@ -3,7 +3,8 @@
     python -m bench.spark_startup [--rounds N] [--processes]
 
 One event waits in the stream `session-events` and one row in the table `items` before the process starts. Each round
-has its own server, database and checkpoints; `again` is the same start with the checkpoints of the first one.
+has its own server, database and checkpoints; `again` is the same start with the checkpoints of the first one. The CPU
+time of a process that ends between two looks is counted in part only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -39,6 +41,8 @@ class Start:
     def __init__(self, directory: Path, server: str, database: str) -> None:
         self.steps: dict[str, float] = {}
         self.children: dict[int, tuple[float, str]] = {}
+        self.cpu: dict[int, tuple[str, float]] = {}
+        """By process: its kind, and the CPU seconds that it had used when it was last seen."""
         port = free_port()
         self._endpoint = f"http://127.0.0.1:{port}"
         own = {
@@ -88,16 +92,26 @@ class Start:
             time.sleep(LOOK_S)
 
     def _note_children(self) -> None:
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            if child.pid not in self.children:
-                try:
-                    words = child.cmdline()
-                except psutil.Error:
-                    continue
-                self.children[child.pid] = (child.create_time() - self._began, " ".join(words[:1] + words[-2:])[-100:])
+        driver = psutil.Process(self.process.pid)
+        for child in [driver, *driver.children(recursive=True)]:
+            with suppress(psutil.Error):
+                words = child.cmdline()
+                kind = "Python" if child != driver and "java" not in child.name() else child.name()
+                used = child.cpu_times()
+                self.cpu[child.pid] = ("driver" if child == driver else kind, used.user + used.system)
+                if child.pid not in self.children:
+                    name = " ".join(words[:1] + words[-2:])[-100:]
+                    self.children[child.pid] = (child.create_time() - self._began, name)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """The CPU time until the last step, by kind of process."""
+        sums: dict[str, float] = {}
+        for kind, used in self.cpu.values():
+            sums[kind] = sums.get(kind, 0.0) + used
+        return sums
 
 
-def one_start(directory: Path, server: str, database: str, number: int, *, processes: bool) -> dict[str, float]:
+def one_start(directory: Path, server: str, database: str, number: int, *, processes: bool) -> Start:
     with httpx.Client(base_url=f"{server}/v1/stream") as http, psycopg.connect(database, autocommit=True) as sql:
         if number == 0:
             http.put("/session-events", headers=JSON).raise_for_status()
@@ -124,7 +138,7 @@ def one_start(directory: Path, server: str, database: str, number: int, *, proce
     if processes:
         for began, name in sorted(start.children.values()):
             print(f"    {began:6.2f} s  {name}")
-    return start.steps
+    return start
 
 
 def main() -> None:
@@ -139,11 +153,12 @@ def main() -> None:
         try:
             with headwater() as server, LocalPostgres(directory / "pg", sync=False) as database:
                 for number, name in enumerate(("first", "again")):
-                    steps = one_start(directory, server.url, database.url, number, processes=chosen.processes)
+                    start = one_start(directory, server.url, database.url, number, processes=chosen.processes)
                     shown = "  ".join(
-                        f"{step} {steps.get(step, float('nan')):5.1f}" for step in ("row", "message", "ready")
+                        f"{step} {start.steps.get(step, float('nan')):5.1f}" for step in ("row", "message", "ready")
                     )
-                    print(f"{name:6} {shown}   load {os.getloadavg()[0]:.1f}", flush=True)
+                    used = "  ".join(f"{kind} {seconds:.1f}" for kind, seconds in start.cpu_seconds().items())
+                    print(f"{name:6} {shown}   CPU seconds: {used}   load {os.getloadavg()[0]:.1f}", flush=True)
                 if chosen.processes:
                     print((directory / "sync.log").read_text())
         finally:

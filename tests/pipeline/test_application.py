@@ -11,6 +11,7 @@ import httpx
 import psycopg
 import pytest
 
+from headwater.pipeline import slot_monitor
 from headwater.pipeline.application import Application
 from headwater.pipeline.settings import load
 from headwater.pipeline.status import QueryStatus
@@ -72,13 +73,15 @@ def test_slot_that_retains_too_much_causes_a_warning_then_is_dropped_and_the_oth
     postgres_url: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(slot_monitor, "_INTERVAL_S", 0.5)
     file = tmp_path / "pipeline.toml"
     file.write_text(
         "[[to_postgres]]\nname = 'in'\nstreams = ['lagging-in']\n"
         "[[from_postgres]]\nname = 'out'\nslot = 'lagging'\npublication = 'lagging'\n"
         "tables = [{ table = 'big', stream = 'lagging-out' }]\n"
-        f"lag_bytes_warn = {1 << 20}\nlag_bytes_max = {32 << 20}\n",
+        f"lag_bytes_warn = {1 << 20}\nlag_bytes_max = {8 << 20}\n",
         encoding="utf-8",
     )
     write = "INSERT INTO big (body) SELECT repeat(md5(n::text), 32) FROM generate_series(1, {}) AS n"
@@ -93,7 +96,7 @@ def test_slot_that_retains_too_much_causes_a_warning_then_is_dropped_and_the_oth
             sql.execute(write.format(2_000))
             yield lambda seen: seen[0]["out"].restarts > 0
             yield lambda seen: seen[1]["lagging"]["error"] is not None
-            sql.execute(write.format(32_000))
+            sql.execute(write.format(8_000))
             yield lambda seen: seen[0]["out"].status == "failed"
             streams.append("lagging-in", [{"key": "after"}])
             yield lambda _: count(postgres_url, "session_events")() == 1

@@ -14,9 +14,13 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from headwater.pipeline.application import why_not_ready
 from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.probe import Probe
+from headwater.pipeline.supervisor import JobSupervisor
+from headwater.pipeline.to_postgres import ToPostgres
 from tests.serving import Server, serve
+from tests.spark.streams import Streams
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -48,6 +52,30 @@ def test_event_arrives_and_nothing_remains(
             assert connection.execute(left).fetchone() == (0,)
     assert list(tmp_path.iterdir()) == []
     assert not [query for query in spark.streams.active if (query.name or "").startswith("probe")]
+
+
+def test_events_of_a_job_at_the_start_replace_the_probe(
+    spark: SparkSession, server: Server, streams: Streams, postgres_url: str, tmp_path: Path
+) -> None:
+    streams.filled("waiting-at-the-start", [{"key": "one"}])
+    environment = JobEnvironment(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)
+    jobs = [ToPostgres(name="in", streams=("waiting-at-the-start",))]
+    supervisor, probe = JobSupervisor(spark, environment, jobs), Probe(spark, environment)
+    seen: set[str] = set()
+
+    def look() -> str:
+        supervisor.poll()
+        seen.add(reason := why_not_ready(supervisor.supervised, probe))
+        return reason
+
+    try:
+        wait_until(look, lambda reason: not reason, limit_s=PATIENCE_S, every_s=0.05)
+    finally:
+        supervisor.stop()
+    assert "in is starting" in seen
+    assert not probe.has_begun
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT event_key FROM session_events").fetchall() == [("one",)]
 
 
 class CommittedRows(StreamingQueryListener):

@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def jvm(archive: ClassArchive) -> subprocess.Popen[bytes]:
     """A JVM with the options of the archive that loads classes of a jar and ends."""
-    words = ["java", *archive.java_options.split(), "-cp", str(LAUNCHER), "org.apache.spark.launcher.Main"]
+    words = ["java", *archive.java_options(writes=True).split(), "-cp", str(LAUNCHER), "org.apache.spark.launcher.Main"]
     spark = {"SPARK_HOME": str(LAUNCHER.parents[1]), "SPARK_SCALA_VERSION": "2.13"}
     return subprocess.Popen(
         [*words, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"],
@@ -35,12 +35,13 @@ def jvm(archive: ClassArchive) -> subprocess.Popen[bytes]:
 def test_first_jvm_writes_the_archive_and_the_next_one_uses_it(home: Path) -> None:
     archive = class_archive(home)
     assert archive is not None
-    assert archive.java_options.startswith("-XX:ArchiveClassesAtExit=")
+    assert "Archive" not in archive.java_options()
+    assert archive.java_options(writes=True).startswith("-XX:ArchiveClassesAtExit=")
     archive.install(jvm(archive))
     assert archive.exists
-    assert archive.java_options.startswith(f"-XX:SharedArchiveFile={archive.path} ")
+    assert archive.java_options(writes=True).startswith(f"-XX:SharedArchiveFile={archive.path} ")
     assert [path.name for path in home.iterdir() if path.is_file()] == [archive.path.name]
-    required = ["java", f"-XX:SharedArchiveFile={archive.path}", "-Xshare:on", "-cp", str(LAUNCHER)]
+    required = ["java", *archive.java_options().split(), "-Xshare:on", "-cp", str(LAUNCHER)]
     done = subprocess.run([*required, "-version"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from headwater.pipeline.session import spark_session
 from headwater.pipeline.settings import PipelineSettings
 from headwater.pipeline.slot_monitor import SlotMonitor
 from headwater.pipeline.status import QueryStatus, StatusMetrics
-from headwater.pipeline.supervisor import POLL_S, JobSupervisor, RestartPolicy, stop_on_signals
+from headwater.pipeline.supervisor import POLL_S, JobSupervisor, RestartPolicy, SupervisedJob, stop_on_signals
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres.connections import display_address
 from headwater.spark.status import StatusStream
@@ -77,7 +77,7 @@ class Application:
                     while not self._stop.is_set() and not supervisor.is_finished:
                         supervisor.poll()
                         slots.poll()
-                        endpoint.not_ready = _not_ready(supervisor.statuses, probe)
+                        endpoint.not_ready = why_not_ready(supervisor.supervised, probe)
                         metrics.ready.set(not endpoint.not_ready)
                         self._publish(supervisor.statuses, slots.values, metrics, status)
                         self._stop.wait(POLL_S)
@@ -129,13 +129,21 @@ def _status_stream(settings: PipelineSettings) -> StatusStream | None:
     )
 
 
-def _not_ready(statuses: list[QueryStatus], probe: Probe | None) -> str:
-    """Why the pipeline is not ready, or an empty string if it is ready. The probe starts when every job runs."""
-    reasons = [_reason(status) for status in statuses if not status.is_healthy]
-    if probe is not None and not reasons:
+def why_not_ready(jobs: Sequence[SupervisedJob], probe: Probe | None) -> str:
+    """Why the pipeline is not ready, or an empty string if it is ready.
+
+    The probe starts when every job runs and none writes events of its own to a table: these show the same, and a third
+    query would delay them.
+    """
+    reasons = [_reason(one.status) for one in jobs if not one.status.is_healthy]
+    if probe is None or reasons:
+        return "; ".join(reasons)
+    to_tables = [one for one in jobs if isinstance(one.job, ToPostgres)]
+    if not probe.has_begun and any(one.status.rows for one in to_tables):
+        probe.skip()
+    elif probe.has_begun or not any(one.is_processing for one in to_tables):
         probe.poll()
-        return probe.not_ready
-    return "; ".join(reasons)
+    return probe.not_ready
 
 
 def _reason(status: QueryStatus) -> str:

@@ -2,7 +2,8 @@
 
 Spark starts a query quickly, but its first batch starts Python processes, plans and compiles, which takes a minute on a
 busy machine. The probe sends one event through its own stream and table, with the same kind of job that user streams
-have. Invariant: the probe leaves no table, no rows and no checkpoint; its stream expires.
+have. It sends none if a job delivers events of its own at the start. Invariant: the probe leaves no table, no rows and
+no checkpoint; its stream expires.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ class Probe:
         self._next_at = 0.0
         self._job: ToPostgres | None = None
         self._query: StreamingQuery | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begun_at > 0.0
+
+    def skip(self) -> None:
+        """Send no event: those of a job have arrived."""
+        self.not_ready = ""
 
     def poll(self) -> None:
         if not self.not_ready or time.monotonic() < self._next_at:

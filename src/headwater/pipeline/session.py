@@ -67,11 +67,10 @@ def spark_session(
         "spark.log.level": log_level,
         "spark.sql.shuffle.partitions": "2" if local else "200",
     }
-    if archive is None or JAVA_OPTIONS in (settings or {}):
+    if archive is None or archive.exists or JAVA_OPTIONS in (settings or {}):
         archives_classes = False
-    elif archive.exists or archives_classes:
-        archives_classes = not archive.exists
-        own[JAVA_OPTIONS] = archive.java_options
+    if archive is not None:
+        own[JAVA_OPTIONS] = archive.java_options(writes=archives_classes)
     for key, value in {**own, **(settings or {})}.items():
         builder = builder.config(key, value)
     builder = configure(builder, local_checkpoints=local if local_checkpoints is None else local_checkpoints)

@@ -77,6 +77,11 @@ class SupervisedJob:
     is_finished: bool = False
     """The query ended normally or failed permanently."""
 
+    @property
+    def is_processing(self) -> bool:
+        """Whether the query processes a batch with data."""
+        return self.query is not None and _is_processing(self.query.status)
+
 
 @dataclass(slots=True)
 class JobSupervisor:
@@ -214,4 +219,8 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 def _has_planned(query: StreamingQuery) -> bool:
     """Whether a query has asked its source for data at least once: it is waiting for data or processing it."""
     now = query.status
-    return str(now["message"]).startswith("Waiting") or bool(now["isTriggerActive"] and now["isDataAvailable"])
+    return str(now["message"]).startswith("Waiting") or _is_processing(now)
+
+
+def _is_processing(status: dict[str, Any]) -> bool:
+    return bool(status["isTriggerActive"] and status["isDataAvailable"])

@@ -73,8 +73,8 @@ def session(name: str = "headwater", *, master: str = "", local_checkpoints: boo
         return running
     archive = use_quick_home(master)
     builder = SparkSession.Builder().appName(name)
-    if archive is not None and archive.exists:
-        builder = builder.config(JAVA_OPTIONS, archive.java_options)
+    if archive is not None:
+        builder = builder.config(JAVA_OPTIONS, archive.java_options())
     builder = configure(builder.master(master) if master else builder, local_checkpoints=local_checkpoints)
     started = builder.getOrCreate()
     start_callback_server()
