@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from headwater.spark import by_target, configure
 from headwater.spark.writer import BATCH_ID_PROPERTY
+from tests.spark.session import JAVA_OPTIONS
 
 SLOW_S = 60.0
 """Longer than the other task takes on a busy machine; the speculative attempt ends this one."""
@@ -50,6 +51,7 @@ def main() -> None:
         .config("spark.local.dir", job["scratch"])
         .config("spark.sql.warehouse.dir", job["scratch"] + "/warehouse")
         .config("spark.task.maxFailures", "20")
+        .config("spark.executor.extraJavaOptions", JAVA_OPTIONS)
     )
     for name, value in job.get("conf", {}).items():
         builder = builder.config(name, value)

@@ -21,7 +21,7 @@ import psutil
 import pyspark
 
 from tests.ports import free_port
-from tests.spark.session import REPOSITORY, require_java, worker_environment
+from tests.spark.session import JAVA_OPTIONS, REPOSITORY, require_java, worker_environment
 from tests.waiting import wait_until
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -113,7 +113,11 @@ def standalone_cluster(directory: Path, package: Path) -> Iterator[Cluster]:
     """
     require_java()
     port, page = free_port(), free_port()
-    env = environment(package) | {"SPARK_WORKER_DIR": str(directory / "work"), "SPARK_DAEMON_MEMORY": "256m"}
+    env = environment(package) | {
+        "SPARK_WORKER_DIR": str(directory / "work"),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+    }
     spark_class = str(SPARK_HOME / "bin" / "spark-class")
     master = f"spark://127.0.0.1:{port}"
 
