@@ -35,7 +35,7 @@ def test_no_collection_scans_many_objects_while_a_server_grows() -> None:
         gc.callbacks.remove(count)
     assert len(kept) == 700_000
     assert len(scanned) > 50
-    assert max(scanned) < 30_000
+    assert max(scanned) < 6_000, "a collection of 20,000 objects took up to 14 ms of an iteration of the loop"
 
 
 def test_threads_yield_to_the_event_loop_soon() -> None:

@@ -18,8 +18,9 @@ from headwater.engine.clock import Clock
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import LiveStream
 
-SWEEP_S: Final = 0.005
-"""Time for one tick; the rest follows in the next, so that many expired streams do not delay requests."""
+SWEEP_S: Final = 0.002
+"""Time for one tick; the rest follows in the next, so that many expired streams do not delay requests. The commit of a
+tick's records takes longer than the tick."""
 SWEEP_MAX: Final = 1000
 """Streams in one sweep: about 20 ms without a time limit. Each expired stream is a record, and all are one commit."""
 STALE_MIN: Final = 1024
