@@ -7,12 +7,12 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tests.http.raw import encode
+from tests.pressure.probe import scheduled
 from tests.serving import Server, serve
 
 MIB = 1024 * 1024
@@ -94,21 +94,17 @@ def wait_until_idle(server: Server) -> None:
     process = psutil.Process(server.pid)
     patience_s = PATIENCE_S
     while True:
-        began, (ran_s, waited_s) = time.monotonic(), scheduled(server)
+        began, (ran_s, waited_s) = time.monotonic(), scheduled(server.pid)
         time.sleep(IDLE_S)
-        ran_s, waited_s = (after - before for before, after in zip((ran_s, waited_s), scheduled(server), strict=True))
+        ran_s, waited_s = (
+            after - before for before, after in zip((ran_s, waited_s), scheduled(server.pid), strict=True)
+        )
         own_s = time.monotonic() - began - waited_s
         # A wait for a CPU is counted when it ends.
         if process.status() == psutil.STATUS_SLEEPING and ran_s <= IDLE_SHARE_MAX * own_s:
             return
         patience_s -= own_s
         assert patience_s > 0, f"the server does not become idle: {ran_s:.2f} s of CPU time in {own_s:.2f} s"
-
-
-def scheduled(server: Server) -> tuple[float, float]:
-    """For how long the server's event loop has run, and for how long it has waited for a CPU, in seconds."""
-    ran_ns, waited_ns, _ = Path(f"/proc/{server.pid}/schedstat").read_text().split()
-    return int(ran_ns) / 1e9, int(waited_ns) / 1e9
 
 
 def silent_readers(count: int, rounds: int = ROUNDS, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:

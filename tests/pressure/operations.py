@@ -549,6 +549,7 @@ OPERATIONS: tuple[Operation, ...] = (
         share=0.05,
     ),
     _memory("expiry", "20,000 streams that expire together", expiring, share=0.4),
+    Operation("expiry-file-durable", "20,000 streams that expire together", expiring, mode="file-durable", share=0.1),
     _memory("follow-many", "20,000 streams over one connection", follow_many, many_to_follow, share=0.1),
     _memory("follow-names", "10,000 names, and 70,000, in one request to follow", follow_names, share=1.0),
     _memory("create-followed", "100 creations below a prefix with 900 followers", create_followed, share=0.1),

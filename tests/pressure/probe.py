@@ -1,8 +1,10 @@
 """A client that requests `/healthz` at a steady rate on one connection and times the responses.
 
-    python -m tests.pressure.probe PORT EVERY_S
+    python -m tests.pressure.probe PORT PID EVERY_S
 
-Prints `probing` when it starts; after a line on stdin, or its end, it prints the measurements as JSON and exits.
+Prints `probing` when it starts; after a line on stdin, or its end, it prints the measurements as JSON and exits. For
+the longest response it also prints how long the server was ready to run and had no CPU: that part is due to other
+programs, not to what the event loop did.
 """
 
 from __future__ import annotations
@@ -12,17 +14,26 @@ import select
 import socket
 import sys
 import time
+from pathlib import Path
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def probe(port: int, every_s: float) -> list[float]:
-    times: list[float] = []
+def scheduled(pid: int) -> tuple[float, float]:
+    """For how long the main thread of a process has run, and for how long it has waited for a CPU, in seconds."""
+    ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran_ns) / 1e9, int(waited_ns) / 1e9
+
+
+def probe(port: int, pid: int, every_s: float) -> list[tuple[float, float]]:
+    """The time of each response, and how long the server waited for a CPU meanwhile."""
+    times: list[tuple[float, float]] = []
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sys.stdout.write("probing\n")
         sys.stdout.flush()
         while not select.select([sys.stdin], [], [], 0)[0]:
+            _, waited_before_s = scheduled(pid)
             began = time.monotonic()
             connection.sendall(REQUEST)
             answer = b""
@@ -31,17 +42,18 @@ def probe(port: int, every_s: float) -> list[float]:
                 assert received, "the server closed the probe's connection"
                 answer += received
             spent = time.monotonic() - began
-            times.append(spent)
+            times.append((spent, scheduled(pid)[1] - waited_before_s))
             time.sleep(max(0.0, every_s - spent))
     return times
 
 
 if __name__ == "__main__":
-    measured = sorted(probe(int(sys.argv[1]), float(sys.argv[2])))
+    measured = sorted(probe(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
     found = {
         "probes": len(measured),
-        "p50_ms": measured[len(measured) // 2] * 1000,
-        "p99_ms": measured[len(measured) * 99 // 100] * 1000,
-        "worst_ms": measured[-1] * 1000,
+        "p50_ms": measured[len(measured) // 2][0] * 1000,
+        "p99_ms": measured[len(measured) * 99 // 100][0] * 1000,
+        "worst_ms": measured[-1][0] * 1000,
+        "worst_waited_ms": measured[-1][1] * 1000,
     }
     sys.stdout.write(json.dumps(found))

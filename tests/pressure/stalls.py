@@ -23,7 +23,7 @@ from typing import Any
 from tests.pressure.load import Load, Operation
 from tests.pressure.metered import Worst
 from tests.pressure.operations import BY_NAME, OPERATIONS
-from tests.serving import serve
+from tests.serving import Server, serve
 
 PROBE_EVERY_S = 0.005
 STALL_MAX_MS = 50.0
@@ -32,9 +32,9 @@ STALL_MAX_MS = 50.0
 class Probe:
     """A separate process, so that the driver's work does not delay it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, server: Server) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pressure.probe", str(port), str(PROBE_EVERY_S)],
+            [sys.executable, "-m", "tests.pressure.probe", str(server.port), str(server.pid), str(PROBE_EVERY_S)],
             cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -44,7 +44,8 @@ class Probe:
         assert self._process.stdout.readline() == "probing\n"
 
     def stop(self) -> dict[str, float]:
-        """The median, 99th percentile and maximum response time in milliseconds, and the number of responses."""
+        """The median, 99th percentile and maximum response time in milliseconds, how long the server had no CPU during
+        the longest, and the number of responses."""
         out, _ = self._process.communicate("stop\n", timeout=60)
         found: dict[str, float] = json.loads(out)
         return found
@@ -57,10 +58,10 @@ def wall_of(operation: Operation, share: float, program: tuple[str, ...] = ("hea
         load = Load(server, share)
         operation.prepare(load)
         time.sleep(0.3)
-        quiet = Probe(server.port)
+        quiet = Probe(server)
         time.sleep(1.0)
         before = quiet.stop()
-        probe = Probe(server.port)
+        probe = Probe(server)
         began = time.monotonic()
         operation.drive(load)
         seconds = time.monotonic() - began
@@ -72,6 +73,7 @@ def wall_of(operation: Operation, share: float, program: tuple[str, ...] = ("hea
         "share": share,
         "seconds": round(seconds, 2),
         "worst_ms": round(found["worst_ms"], 1),
+        "worst_waited_ms": round(found["worst_waited_ms"], 1),
         "p99_ms": round(found["p99_ms"], 1),
         "probes": int(found["probes"]),
         "quiet_worst_ms": round(before["worst_ms"], 1),

@@ -88,6 +88,30 @@ def test_index_of_many_small_messages_is_made_in_pieces(tmp_path: Path, monkeypa
     storage.close()
 
 
+def test_store_allocates_no_more_than_it_counts(tmp_path: Path) -> None:
+    """Under appends of 16 KiB to 200 streams, with checkpoints and merges. `memory_bytes` limits what clients can use,
+    so it must be what is really allocated."""
+    hot_bytes, batch = 4 * MIB, 50
+    settings = StoreSettings(
+        reserve_bytes=0, hot_tail_bytes=hot_bytes, segment_bytes=2 * MIB, busy_floor_bytes=0, fanout=3
+    )
+    storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=settings)
+    server = Server(storage)
+    creates: list[Create | Append] = [Create(number, f"s{number}", 1, "text/plain") for number in range(1, 201)]
+    for create in creates:
+        server.catalog.apply(create)
+    server.commit(creates, set())
+    payload = b"p" * 16 * 1024
+    with memory_limit(3 * hot_bytes + 2 * batch * len(payload)):
+        for number in range(30):
+            ids = range(1 + number * batch % 200, 1 + number * batch % 200 + batch)
+            server.commit([server.append(stream_id, payload) for stream_id in ids], set())
+            maintain_until(storage, server.image, lambda: not storage.busy())
+    assert storage.usage().payload_bytes == 30 * batch * len(payload)
+    assert hot_bytes // 2 < server.peak_bytes < 2 * hot_bytes + batch * len(payload)
+    storage.close()
+
+
 def has_packs(storage: JournaledStorage, number: int) -> bool:
     return storage.parts()["packs"] == number
 
@@ -101,4 +125,4 @@ def memory_limit(limit: int) -> Iterator[None]:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < limit
+    assert peak < limit, (peak, limit)
