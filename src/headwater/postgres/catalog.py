@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+import psycopg
 from psycopg import sql
 
 from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.values import UserType
+
+_CREATION_ATTEMPTS: Final = 10
+"""At least as many as objects are created together: each may be in conflict with another session once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +134,20 @@ def primary_key(connection: Connection, table: TableName) -> tuple[str, ...]:
 def regclass(table: TableName) -> str:
     """The name as to_regclass reads it: quoted, so that capitals and dots are taken literally."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.table))
+
+
+def create_once(connection: Connection, statement: sql.SQL | sql.Composed) -> None:
+    """Run CREATE … IF NOT EXISTS statements, which fail if another session creates the same object at the same time.
+
+    Then all of them are rolled back, so they are run again: the object of the other session exists.
+    """
+    for _ in range(_CREATION_ATTEMPTS):
+        try:
+            with connection.transaction():
+                connection.execute(statement)
+            return
+        except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateObject):
+            continue
+        except psycopg.errors.UniqueViolation as error:
+            if error.diag.schema_name != "pg_catalog":
+                raise

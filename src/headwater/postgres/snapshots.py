@@ -12,10 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableColumn, TableName, columns, primary_key, table_oid, user_types
+from headwater.postgres.catalog import (
+    TableColumn,
+    TableName,
+    columns,
+    create_once,
+    primary_key,
+    table_oid,
+    user_types,
+)
 from headwater.postgres.connections import Connection
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.pgoutput import Relation, RelationColumn, Row
@@ -24,6 +31,24 @@ from headwater.postgres.values import converter
 SCHEMA: Final = "headwater"
 _ROW_NUMBER: Final = "headwater_row"
 _XIDS_PER_EPOCH: Final = 1 << 32
+_TABLES: Final = """
+CREATE SCHEMA IF NOT EXISTS headwater;
+CREATE TABLE IF NOT EXISTS headwater.snapshots (
+    slot text,
+    relation text,
+    copy text,
+    rows bigint NOT NULL,
+    snapshot text NOT NULL,
+    lsn pg_lsn NOT NULL,
+    columns jsonb NOT NULL,
+    taken_at timestamptz NOT NULL DEFAULT now(),
+    oid bigint,
+    generation int NOT NULL DEFAULT 0,
+    PRIMARY KEY (slot, relation)
+);
+ALTER TABLE headwater.snapshots
+    ADD COLUMN IF NOT EXISTS oid bigint, ADD COLUMN IF NOT EXISTS generation int NOT NULL DEFAULT 0;
+CREATE TABLE IF NOT EXISTS headwater.beginnings (slot text PRIMARY KEY, lsn pg_lsn NOT NULL)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +96,7 @@ class TableCopy:
 
 def prepare(connection: Connection) -> None:
     """Create the schema for copies and the tables that describe them."""
-    try:
-        with connection.transaction():
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {SCHEMA}.snapshots (slot text, relation text, copy text, rows bigint NOT"
-                " NULL, snapshot text NOT NULL, lsn pg_lsn NOT NULL, columns jsonb NOT NULL, taken_at timestamptz NOT"
-                " NULL DEFAULT now(), oid bigint, generation int NOT NULL DEFAULT 0, PRIMARY KEY (slot, relation))"
-            )
-            connection.execute(
-                f"ALTER TABLE {SCHEMA}.snapshots ADD COLUMN IF NOT EXISTS oid bigint,"
-                " ADD COLUMN IF NOT EXISTS generation int NOT NULL DEFAULT 0"
-            )
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {SCHEMA}.beginnings (slot text PRIMARY KEY, lsn pg_lsn NOT NULL)"
-            )
-    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
-        pass  # Another reader created it at the same time.
+    create_once(connection, sql.SQL(_TABLES))
 
 
 def record_start(connection: Connection, slot: str, lsn: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableName, columns, exists, regclass
+from headwater.postgres.catalog import TableName, columns, create_once, exists, regclass
 from headwater.postgres.connections import Connection, PostgresSetupError
 
 log = logging.getLogger("headwater.pipeline")
@@ -339,15 +339,3 @@ def unique_indexes(connection: Connection, table: TableName, key: Sequence[str])
         " AND attnum = ANY (indkey::int2[])) = %s",
         [regclass(table), len(key), sorted(key)],
     ).fetchall()
-
-
-def create_once(connection: Connection, statement: sql.SQL | sql.Composed) -> None:
-    """Run a CREATE … IF NOT EXISTS, which can fail if two sessions run it at the same time; then the object exists."""
-    try:
-        with connection.transaction():
-            connection.execute(statement)
-    except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateObject):
-        pass
-    except psycopg.errors.UniqueViolation as error:
-        if error.diag.schema_name != "pg_catalog":
-            raise

@@ -14,7 +14,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableName, columns, exists
+from headwater.postgres.catalog import TableName, columns, create_once, exists
 from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.tables import (
     COLUMN_TYPES,
@@ -23,7 +23,6 @@ from headwater.postgres.tables import (
     STAGED_LAST,
     STREAM,
     EventMapping,
-    create_once,
     unique_indexes,
     value_of,
 )

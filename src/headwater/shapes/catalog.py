@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import psycopg
+from psycopg import sql
 
+from headwater.postgres.catalog import create_once
 from headwater.postgres.connections import Connection
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.snapshots import SCHEMA, VisibleTransactions
@@ -21,6 +22,21 @@ from headwater.shapes.definition import ShapeDescription
 NEW: Final = "new"
 COMPLETE: Final = "complete"
 DROPPED: Final = "dropped"
+
+_TABLES: Final = """
+CREATE SCHEMA IF NOT EXISTS headwater;
+CREATE TABLE IF NOT EXISTS headwater.shapes (
+    slot text NOT NULL,
+    handle text PRIMARY KEY,
+    state text NOT NULL,
+    wanted jsonb NOT NULL,
+    identity text NOT NULL,
+    snapshot text,
+    lsn pg_lsn,
+    chunks text[] NOT NULL DEFAULT '{}',
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE TABLE IF NOT EXISTS headwater.shape_owners (slot text PRIMARY KEY, owner text NOT NULL)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +56,7 @@ class ShapeCatalog:
         self._slot = slot
 
     def prepare(self, connection: Connection) -> None:
-        try:
-            with connection.transaction():
-                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-                connection.execute(
-                    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.shapes (slot text NOT NULL, handle text PRIMARY KEY,"
-                    " state text NOT NULL, wanted jsonb NOT NULL, identity text NOT NULL, snapshot text, lsn pg_lsn,"
-                    " chunks text[] NOT NULL DEFAULT '{}', created_at timestamptz NOT NULL DEFAULT now())"
-                )
-                connection.execute(
-                    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.shape_owners (slot text PRIMARY KEY, owner text NOT NULL)"
-                )
-        except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
-            pass  # Another process created it at the same time.
+        create_once(connection, sql.SQL(_TABLES))
 
     def take_over(self, connection: Connection, owner: str) -> bool:
         """Record the new owner of the slot; return whether it was the owner before."""
