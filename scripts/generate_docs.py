@@ -364,7 +364,7 @@ def _stalls() -> str:
     rows = []
     for row in run["counts"]["rows"]:
         if "failed" in row:
-            rows.append(_row((f"`{row['operation']}`", row["input"], "", "", "", "not measured: " + row["failed"])))
+            rows.append(_row((f"`{row['operation']}`", row["input"], "", "", "", _not_measured(row["failed"]))))
         else:
             over = "over 50 ms" if row["worst_ms"] > 50 else ""
             without_cpu = f"{row['worst_waited_ms']} ms" if "worst_waited_ms" in row else ""
@@ -381,6 +381,16 @@ def _stalls() -> str:
     return head + "\n".join(rows)
 
 
+_REFUSED = re.compile(r"(\d{3}) b?['\"].*\"code\": ?\"(\w+)\"", re.DOTALL)
+
+
+def _not_measured(reason: str) -> str:
+    """Why there is no measurement, in a few words: a table cell cannot hold the body of a response."""
+    refused = _REFUSED.search(reason)
+    text = f"{refused[1]} `{refused[2]}`" if refused is not None else " ".join(reason.split())[:80]
+    return f"not measured: {text}"
+
+
 def _loop_cpu() -> str:
     runs = _results("loop_cpu")
     if not runs:
@@ -388,7 +398,7 @@ def _loop_cpu() -> str:
     run = runs[-1]
     rows = []
     for row in run["counts"]["rows"]:
-        measured = f"{row['cpu_ms']} ms" if "cpu_ms" in row else "not measured: " + row["failed"].replace("\n", " ")
+        measured = f"{row['cpu_ms']} ms" if "cpu_ms" in row else _not_measured(row["failed"])
         over = "over 50 ms" if row.get("cpu_ms", 0) > 50 else ""
         rows.append(_row((f"`{row['operation']}`", f"{row['input']} ({row['mode']})", measured, over)))
     head = (

@@ -16,15 +16,24 @@ _CELL = re.compile(r"<(t[dh])([^>]*)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
 
 _ARROWS = re.compile("[─│►◄]")
+_CODE = re.compile(r"<code>([^<]*)</code>")
 
 ROW_CHARACTERS = 42
 """What a phone shows of a row."""
 CELL_CHARACTERS = 30
 """Cells up to this length are names and numbers, which are compared by column."""
+CODE_CHARACTERS = 26
+"""Code up to this length stays on one line: `--all` must not be split after its first hyphen."""
+_NUMBERS = re.compile(r"[\d.,() to-]+")
 
 
 def on_page_content(content: str, **_: object) -> str:
-    return _BLOCK.sub(_mark_diagram, _TABLE.sub(_mark_table, content))
+    return _CODE.sub(_mark_code, _BLOCK.sub(_mark_diagram, _TABLE.sub(_mark_table, content)))
+
+
+def _mark_code(code: re.Match[str]) -> str:
+    is_short = len(html.unescape(code[1])) <= CODE_CHARACTERS
+    return code[0].replace("<code", "<code data-short", 1) if is_short else code[0]
 
 
 def _mark_diagram(block: re.Match[str]) -> str:
@@ -34,10 +43,15 @@ def _mark_diagram(block: re.Match[str]) -> str:
 def _mark_table(table: re.Match[str]) -> str:
     rows = [[_text(cell[3]) for cell in _CELL.finditer(row[1])] for row in _ROW.finditer(table[0])]
     names = rows[0]
-    longest = [max((len(cell) for cell in column), default=0) for column in zip(*rows[1:], strict=False)]
+    longest = [max((_width(cell) for cell in column), default=0) for column in zip(*rows[1:], strict=False)]
     if sum(longest) <= ROW_CHARACTERS or max(longest) <= CELL_CHARACTERS:
         return table[0]
     return _ROW.sub(lambda row: _name_cells(row[0], names), table[0]).replace("<table>", "<table data-stacked>", 1)
+
+
+def _width(cell: str) -> int:
+    """The length of a cell; a number with its range wraps well."""
+    return min(len(cell), CELL_CHARACTERS) if _NUMBERS.fullmatch(cell) else len(cell)
 
 
 def _name_cells(row: str, names: list[str]) -> str:

@@ -278,3 +278,27 @@ def test_extras_are_quoted_for_shells_that_expand_brackets() -> None:
     pages = [*package.parents[1].glob("docs/**/*.md"), *package.rglob("*.py")]
     found = [path.name for path in pages if re.search(r"install headwater\[", path.read_text(encoding="utf-8"))]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("selec 1", "'selec' does not begin an SQL statement; did you mean SELECT?"),
+        ("/* a comment */ (frm a)", "did you mean FROM?"),
+        ("1 + 1", "most begin with SELECT, FROM or WITH"),
+        (" ", "the query is empty"),
+    ],
+)
+def test_misspelled_query_is_reported_without_starting_spark(
+    text: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater.pipeline import session
+
+    def unexpected(*_: object) -> None:
+        pytest.fail("Spark takes several seconds to start")
+
+    monkeypatch.setattr(session, "spark_session", unexpected)
+    with pytest.raises(SystemExit) as ended:
+        main(["query", text])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

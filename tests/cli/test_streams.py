@@ -172,6 +172,39 @@ def test_the_last_messages_of_text_keep_their_boundaries(shell: Shell) -> None:
     assert shell.ok("read", "last/text", "--last", "2") == "twothree"
 
 
+def test_lines_and_limit_keep_the_messages_of_text_apart(shell: Shell) -> None:
+    shell.ok("create", "lines/text", "--type", "text/plain")
+    shell.ok("append", "lines/text", "one", "two\r\n", "three")
+    assert shell.run("read", "lines/text").stdout == b"onetwo\r\nthree", "a pipe gets the bytes as they are"
+    assert shell.run("read", "lines/text", "--lines").stdout == b"one\ntwo\r\nthree\n"
+    assert shell.run("read", "lines/text", "--lines", "--last", "2").stdout == b"two\r\nthree\n"
+    assert shell.run("read", "lines/text", "--limit", "1").stdout == b"one", "a message, not all that arrived at once"
+    assert shell.run("tail", "lines/text", "--from", "-1", "--limit", "2").stdout == b"onetwo\r\n"
+    with shell.start("tail", "lines/text", "-n", "1", "--lines") as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == b"three\n"
+        shell.ok("append", "lines/text", "four", "five\rsix")
+        assert tail.stdout.readline() == b"four\n"
+        assert tail.stdout.readline() == b"five\rsix\n"
+        shell.ok("close", "lines/text")
+        assert tail.wait(timeout=60) == 0
+    assert shell.run("tail", "lines/text", "--from", "-1", "--lines").stdout.count(b"\n") == 5, "it ends: it is closed"
+    assert "--lines" in shell.fails(2, "read", "lines/text", "--raw", "--lines")
+    shell.ok("append", "lines/bytes", "--create", "--type", "application/octet-stream", "a", "b")
+    assert shell.run("read", "lines/bytes").stdout == b"ab"
+    assert shell.run("read", "lines/bytes", "--lines").stdout == b"a\nb\n"
+
+
+def test_messages_of_text_are_lines_on_a_terminal(shell: Shell) -> None:
+    shell.ok("append", "lines/terminal", "--create", "--type", "text/plain", "one", "two")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "headwater", "read", "lines/terminal"]
+    subprocess.run(command, env=server_environment(DS_URL=shell.url), stdout=theirs, check=True, timeout=120)
+    assert os.read(ours, 1000) == b"one\r\ntwo\r\n"
+    os.close(ours)
+    os.close(theirs)
+
+
 def test_messages_since_a_time(shell: Shell) -> None:
     shell.ok("append", "since/one", "--create", '{"n":1}')
     assert shell.ok("read", "since/one", "--since", "1h").splitlines() == ['{"n":1}']

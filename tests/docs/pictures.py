@@ -68,6 +68,7 @@ def live(page: Page, server: Server) -> None:
     ui.reader("live")
     expect(page.locator("#rates")).to_contain_text("delivery time")
     page.wait_for_timeout(3000)
+    expect(ui.stream("archive/2025")).to_be_visible()
 
 
 def moving(page: Page, server: Server) -> None:
@@ -258,7 +259,7 @@ def agents_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[
 
 def later_frames(page: Page) -> Iterator[tuple[int, int, bytes]]:
     """Frames of the part of the page that changes: left, top, and the image."""
-    box = page.locator(".split").bounding_box()
+    box = page.locator("#main").bounding_box()
     assert box is not None
     left, top = round(box["x"]), round(box["y"])
     clip = {"x": left, "y": top, "width": MOVING[0] - left, "height": MOVING[1] - top}

@@ -22,6 +22,7 @@ from headwater.engine import webhooks
 from headwater.engine.webhooks import Answer, Outgoing, Webhooks
 from tests.http.certificates import make_certificate
 from tests.http.webhook_receiver import DONE, Reply, receive
+from tests.ports import free_port
 from tests.waiting import async_wait_until
 
 BODY = Outgoing({"Content-Type": "application/json"}, b'{"hello": 1}')
@@ -80,6 +81,23 @@ def test_t35_name_that_resolves_to_another_address_later_is_not_called() -> None
             await caller.stop()
 
         run(work)
+
+
+def test_failed_connection_names_the_receiver_and_the_cause() -> None:
+    async def work() -> None:
+        caller = Webhooks(concurrency=4, allow_local=True)
+        refused = await call(caller, f"http://localhost:{free_port()}/hook")
+        assert refused.reason.startswith("cannot connect to localhost:")
+        assert ": Connection refused; check that the receiver runs" in refused.reason
+        await caller.stop()
+        unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        caller = Webhooks(concurrency=4, allow_local=True, resolve=Names(unknown))
+        assert (await call(caller, "https://hook.example/")).reason == (
+            "cannot resolve hook.example: Name or service not known; check the host name in the webhook's URL"
+        )
+        await caller.stop()
+
+    run(work)
 
 
 def test_t35_one_forbidden_address_among_allowed_ones_is_refused() -> None:

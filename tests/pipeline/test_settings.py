@@ -83,6 +83,8 @@ def test_file_defines_the_jobs_and_flags_take_precedence(tmp_path: Path) -> None
         ("[[fold]]\nbucket = 'b'\nevry = 2", "fold.0.evry: no such setting"),
         ("not toml", "not valid TOML"),
         ("[pipeline]\nserver = 'ftp://x'", "must begin with http"),
+        ("[[fold]]\nbucket = 'b'\nevery = 'soon'", "fold.0.every: got 'soon'; it should be a valid integer"),
+        ("[[to_postgres]]\nname = 'x'\nstreams = 's'", "to_postgres.0.streams: got 's'; it should be a valid list"),
     ],
 )
 def test_settings_errors_are_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -32,6 +32,8 @@ class Stack:
     environment: dict[str, str]
     ports: dict[str, int]
     seen: set[ProcessIdentity] = field(default_factory=set)
+    said: str = ""
+    """What the last start printed for people."""
 
     @property
     def url(self) -> str:
@@ -58,6 +60,7 @@ class Stack:
     def up(self, *arguments: str, **env: str) -> None:
         done = self.run("up", "--detach", *arguments, **env)
         assert done.returncode == 0, f"{done.stderr}\n{self.logs()}"
+        self.said = done.stderr
         self.note()
 
     def status(self) -> dict[str, Any]:

@@ -64,6 +64,15 @@ def test_the_quick_test_passes_line_by_line(running: Stack) -> None:
     assert quick_test(running) == QUICK_ANSWERS
 
 
+def test_printed_command_creates_a_token_for_the_stream_browser(running: Stack) -> None:
+    assert f"stream browser: http://localhost:{running.ports['proxy']}/ui/ " in running.said
+    [command] = re.findall(r"`headwater (token.*?)` creates one", running.said)
+    with running.client(running.token(*command.split()[1:])) as http:
+        assert http.get("/v1/stream/__ds/streams").status_code == 200, "the list of streams"
+    with running.client(running.token()) as http:
+        assert http.get("/v1/stream/__ds/streams").status_code == 403, "it has a reserved name"
+
+
 def test_status_lists_every_service_with_its_process_port_and_log(running: Stack) -> None:
     done = running.run("status")
     assert done.returncode == 0, done.stdout

@@ -63,6 +63,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def test_chromium_follows_twenty_streams_of_one_origin_at_once(running: Stack, playwright: Playwright) -> None:
     url = f"https://localhost:{running.ports['proxy']}"
+    assert f"stream browser: {url}/ui/ " in running.said
     token = running.token()
     trusted = ssl.create_default_context(cafile=str(running.data / "tls" / "trial.crt"))
     with httpx.Client(base_url=url, verify=trusted, headers={"Authorization": f"Bearer {token}"}) as http:

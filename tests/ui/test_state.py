@@ -207,7 +207,7 @@ def test_a_subscription_that_fails_shows_the_reason_and_the_next_attempt(ui: Pag
     ui.open("#/subscription/failing")
     failure = ui.page.locator("#subscription-failure")
     expect(failure).to_contain_text("failed attempt")
-    expect(failure).to_contain_text("Last reason: ConnectError")
+    expect(failure).to_contain_text("Last reason: cannot connect to 127.0.0.1:1: Connection refused")
     expect(failure).to_contain_text("ext attempt")
     ui.open("#/subscriptions")
     expect(ui.page.locator("#subscriptions")).to_contain_text("Last reason")

@@ -203,7 +203,7 @@ def test_a_token_can_be_pasted_on_the_first_page(own_server: Starter, watched: W
     ui = Pages(watched.page(), server.url)
     ui.open()
     card = ui.page.locator("#token-card")
-    expect(card).to_contain_text("headwater token")
+    expect(card).to_contain_text("headwater token --scope streams:admin")
     card.evaluate("""card => {
         window.timesHidden = 0;
         new MutationObserver(() => { window.timesHidden += card.hidden; }).observe(card, {attributes: true});

@@ -22,13 +22,13 @@ class Progress(Protocol):
 class MessagePrinter:
     """Prints messages to stdout: JSON as one line each, unchanged unless a message spans lines; others unchanged.
 
-    `pretty` indents JSON. On a terminal, text without a final line end gets one.
+    `pretty` indents JSON. With `lines`, a message of another type that does not end a line gets a line end.
     """
 
-    def __init__(self, *, is_json: bool, raw: bool, pretty: bool, limit: int | None) -> None:
+    def __init__(self, *, is_json: bool, raw: bool, pretty: bool, limit: int | None, lines: bool) -> None:
         self._is_json = is_json and not raw
         self._indent = 2 if pretty else -1
-        self._ends_lines = not is_json and not raw and sys.stdout.isatty()
+        self._ends_lines = lines and not is_json and not raw
         self._left = limit
 
     @property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,6 +22,14 @@ from headwater.printable import printable
 
 TABLE_ROWS: Final = 1000
 """The most rows of a printed table without --limit."""
+_FIRST_WORD: Final = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
+_STATEMENT_WORDS: Final = """
+    add alter analyze begin cache call clear comment create declare delete desc describe drop execute
+    explain from insert list load map merge msck reduce refresh repair replace reset select set show
+    table truncate uncache update use values with
+"""
+_STATEMENTS: Final = frozenset(_STATEMENT_WORDS.split())
+"""The words that a statement of Spark SQL can begin with."""
 
 
 class QueryEngine(StrEnum):
@@ -52,6 +62,7 @@ def query(
     Names are as in other commands: chat/1 is a stream of /v1/stream/, /ds/bucket/chat-1 a stream of a bucket. The
     second argument of stream() is a schema for the fields of JSON messages: stream('orders', 'id long, total double').
     """
+    _check_first_word(text)
     if engine is QueryEngine.AUTO and _run_without_spark(text, style, limit, url, token, ca_file):
         return
     from headwater.pipeline.job import JobEnvironment
@@ -74,6 +85,18 @@ def query(
                 raise _failure(error) from None
     except SparkMissingError as error:
         raise CommandError(str(error)) from None
+
+
+def _check_first_word(text: str) -> None:
+    """Report a misspelled or missing statement at once: Spark would take several seconds to start first."""
+    found = _FIRST_WORD.match(text)
+    word = found[1] if found is not None else ""
+    if not word:
+        raise CommandError("the query is empty; for example: SELECT count(*) FROM stream('chat/1')", USAGE)
+    if word.lower() not in _STATEMENTS:
+        near = get_close_matches(word.lower(), _STATEMENTS, n=1)
+        hint = f"did you mean {near[0].upper()}?" if near else "most begin with SELECT, FROM or WITH"
+        raise CommandError(f"{printable(word)!r} does not begin an SQL statement; {hint}", USAGE)
 
 
 def _failure(error: Exception) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +32,14 @@ Since = Annotated[
     str | None,
     typer.Option("--since", metavar="TIME", help="Start at this time: 2026-01-31T12:00:00Z, 12:30, 10m, 2h, 1d."),
 ]
+Lines = Annotated[
+    bool | None,
+    typer.Option(
+        "--lines/--no-lines",
+        help="End each message of text or bytes with a line end, if it has none.",
+        show_default="on a terminal",
+    ),
+]
 Pretty = Annotated[bool, typer.Option("--pretty", help="Indent JSON messages.")]
 
 
@@ -53,6 +62,7 @@ def read(
     ] = None,
     since: Since = None,
     raw: Raw = False,
+    lines: Lines = None,
     pretty: Pretty = False,
     resume: Resume = None,
     progress: ShowProgress = None,
@@ -60,7 +70,7 @@ def read(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Print the messages of a stream: JSON as one message per line, anything else unchanged."""
+    """Print the messages of a stream: JSON as one message per line, anything else unchanged (see --lines)."""
     if resume is not None and limit is not None:
         raise CommandError(
             "--resume cannot be combined with --limit: offsets are known only after pages, not after each message",
@@ -70,7 +80,10 @@ def read(
     _check_start(
         {"--from": start != "-1", "--last": last is not None, "--since": at is not None, "--resume": resume is not None}
     )
-    _check_style(raw, pretty)
+    _check_style(raw, pretty, lines)
+    lines = sys.stdout.isatty() if lines is None else lines
+    from headwater.client.reading import batches
+
     with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         source = stream_named(client, stream)
         saved = ResumeFile(resume, source.url) if resume is not None else None
@@ -78,19 +91,25 @@ def read(
         if at is not None:
             offset = client.run(source.operations.offset_at(at))
         info = source.head()
-        printer = MessagePrinter(is_json=info.is_json, raw=raw, pretty=pretty, limit=limit)
+        exact = None if raw or not (lines or limit) else _with_boundaries(info)
+        printer = MessagePrinter(is_json=info.is_json, raw=raw, pretty=pretty, limit=limit, lines=lines)
         if last is not None:
             printer.print(client.run(source.operations.last(last)).messages)
             return
         with progress_bar(stream, progress) as advance:
             advance(0, _bytes_ahead(info, offset))
-            for batch in source.read(offset).batches():
+            for batch in client.iterate(batches(source.operations, offset, None, exact=exact)):
                 printer.print(batch.bodies if raw else batch.messages)
                 advance(sum(len(body) for body in batch.bodies))
                 if saved is not None:
                     saved.save(batch.next_offset)
                 if printer.is_done:
                     return
+
+
+def _with_boundaries(info: StreamInfo) -> StreamInfo | None:
+    """The stream, if its messages must and can be asked for one by one; those of JSON are in its arrays."""
+    return info if not info.is_json and "frames" in info.extensions else None
 
 
 def _bytes_ahead(info: StreamInfo, offset: str) -> int | None:
@@ -127,6 +146,7 @@ def tail(
         int | None, typer.Option("--limit", min=1, metavar="N", help="Exit after N messages in total.")
     ] = None,
     raw: Raw = False,
+    lines: Lines = None,
     pretty: Pretty = False,
     live: Annotated[Live, typer.Option("--live", help="How to wait for new messages.")] = Live.AUTO,
     resume: Resume = None,
@@ -141,6 +161,7 @@ def tail(
     with "stream".
     """
     from headwater.client import ENDLESS_RETRY, NO_RETRY, ClientError, Policy, SseUnavailableError
+    from headwater.client.reading import batches
 
     names = streams or []
     if not names and prefix is None:
@@ -158,6 +179,7 @@ def tail(
                 "--since": since is not None,
                 "--resume": resume is not None,
                 "--raw": raw,
+                "--lines": bool(lines),
                 "--live": live is not Live.AUTO,
             }
         )
@@ -176,11 +198,14 @@ def tail(
             "--resume": resume is not None,
         }
     )
-    _check_style(raw, pretty)
+    _check_style(raw, pretty, lines)
+    lines = sys.stdout.isatty() if lines is None else lines
     with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         source = stream_named(client, stream)
         saved = ResumeFile(resume, source.url) if resume is not None else None
-        printer = MessagePrinter(is_json=source.head().is_json, raw=raw, pretty=pretty, limit=limit)
+        info = source.head()
+        exact = None if raw or not (lines or limit) else _with_boundaries(info)
+        printer = MessagePrinter(is_json=info.is_json, raw=raw, pretty=pretty, limit=limit, lines=lines)
         offset = (saved.offset() if saved is not None else None) or start
         if at is not None:
             offset = client.run(source.operations.offset_at(at))
@@ -190,7 +215,8 @@ def tail(
             offset = before.next_offset
         client.policy = patient
         try:
-            for batch in stream_named(client, stream).follow(offset, live=live.value).batches():
+            followed = stream_named(client, stream).operations
+            for batch in client.iterate(batches(followed, offset, live.value, exact=exact)):
                 all_printed = printer.print(batch.bodies if raw else batch.messages)
                 if saved is not None and all_printed:
                     saved.save(batch.next_offset)
@@ -238,6 +264,6 @@ def _date_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _check_style(raw: bool, pretty: bool) -> None:
-    if raw and pretty:
-        raise CommandError("--raw cannot be combined with --pretty", USAGE)
+def _check_style(raw: bool, pretty: bool, lines: bool | None) -> None:
+    if raw and (pretty or lines):
+        raise CommandError(f"--raw cannot be combined with {'--pretty' if pretty else '--lines'}", USAGE)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ from headwater.stack.profiles import Profile, StackPlan, check_settings, jwks_fi
 from headwater.stack.server_address import StackSettingsError
 from headwater.stack.state import ShardedDirectoryError, StackDirectory, StackRunningError, current_status
 from headwater.stack.supervisor import StackStartError, Supervisor, stop_leftovers
-from headwater.stack.tokens import mint
+from headwater.stack.tokens import ADMIN_SCOPE, mint
 
 
 def up(
@@ -208,14 +209,19 @@ def _run_in_background(directory: StackDirectory, *, plain: bool) -> None:
 
 
 def _print_next_steps(settings: Settings, directory: StackDirectory, profile: Profile) -> None:
-    """Print the address of the stream browser, and how to get a token. The dev profile creates one."""
+    """Print the address of the stream browser, and how to get a token for it. The dev profile creates one.
+
+    The list of streams and the state of the pipeline have reserved names, which need the scope.
+    """
     host = "localhost" if settings.proxy.host in {"127.0.0.1", "0.0.0.0", "::", "::1"} else settings.proxy.host
-    address = f"http://{host}:{settings.proxy.port}/ui/"
+    scheme = "http" if settings.proxy.tls_cert_path is None else "https"
+    address = f"{scheme}://{host}:{settings.proxy.port}/ui/"
     if profile is Profile.DEV and settings.auth.has_own_keys:
-        made = mint(key_ring(settings, directory.root), default_claims(settings))
+        made = mint(key_ring(settings, directory.root), replace(default_claims(settings), scope=ADMIN_SCOPE))
         typer.echo(f"stream browser, with a token valid for one hour: {address}#/?token={made}", err=True)
     else:
-        typer.echo(f"stream browser: {address} (it asks for a token; `headwater token` creates one)", err=True)
+        command = f"headwater token --scope {ADMIN_SCOPE}"
+        typer.echo(f"stream browser: {address} (it asks for a token; `{command}` creates one)", err=True)
     typer.echo("`headwater status` shows the services, `headwater down` stops them", err=True)
 
 

@@ -25,7 +25,9 @@ from headwater.client.errors import (
 from headwater.client.http1 import HttpResponse
 from headwater.client.operations import StreamOperations
 from headwater.client.results import (
+    NOW,
     Batch,
+    StreamInfo,
     decode,
     decode_base64,
     is_json,
@@ -33,6 +35,7 @@ from headwater.client.results import (
     is_true,
     next_offset_of,
     number,
+    split_frames,
 )
 from headwater.client.sse import SseParser
 
@@ -112,27 +115,58 @@ def read(operations: StreamOperations, start: Position, take: Take) -> Operation
             return at
 
 
-def follow(operations: StreamOperations, start: Position, live: Live, take: Take) -> Operation[None]:
-    """Emit everything up to the end, then new messages, until the stream is closed."""
-    at = yield from read(operations, start, take)
-    if not at.closed:
-        yield from Follower(operations, at, live, take, exact=False).batches()
+def read_messages(operations: StreamOperations, at: Position, end: StreamInfo, take: Take) -> Operation[Position]:
+    """Emit everything up to a known end, with the boundaries of messages (extension `frames`)."""
+    at.content_type, at.position = end.content_type, end.position
+    while at.offset not in (NOW, end.next_offset):
+        chunk = yield from operations.read_frames(at.offset, end.next_offset)
+        if chunk.next_offset == at.offset:
+            break
+        is_end = chunk.next_offset == end.next_offset
+        batch = Batch(
+            split_frames(chunk.body, json=end.is_json),
+            end.content_type,
+            chunk.next_offset,
+            up_to_date=is_end,
+            closed=is_end and end.closed,
+            position=end.position if is_end else None,
+        )
+        at.advance(batch)
+        value = take(batch)
+        if value is not None:
+            yield Emit(value)
+    at.offset, at.closed = end.next_offset, end.closed
+    return at
 
 
 def batches(
-    operations: StreamOperations, offset: str, live: Live | None, since: datetime | str | int | None = None
+    operations: StreamOperations,
+    offset: str,
+    live: Live | None,
+    since: datetime | str | int | None = None,
+    *,
+    exact: StreamInfo | None = None,
 ) -> Operation[None]:
-    """Emit the batches of a stream from an offset or a time; without `live`, up to the current end."""
+    """Emit the batches of a stream from an offset or a time; without `live`, up to the current end.
+
+    `exact` is the current state of a stream that is not JSON, and has each message emitted by itself; the server must
+    have the extension `frames`.
+    """
 
     def take(batch: Batch) -> Batch:
         return batch
 
     if since is not None:
         offset = yield from operations.offset_at(since)
-    if live is None:
-        yield from read(operations, Position(offset), take)
+    if exact is None:
+        at = yield from read(operations, Position(offset), take)
     else:
-        yield from follow(operations, Position(offset), live, take)
+        at = yield from read_messages(operations, Position(offset), exact, take)
+    if live is None or at.closed:
+        return
+    if exact is not None and live == "auto":
+        live = "long-poll"  # Server-sent events turn a carriage return in text into a line feed.
+    yield from Follower(operations, at, live, take, exact=exact is not None).batches()
 
 
 class Follower:

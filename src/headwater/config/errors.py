@@ -21,10 +21,10 @@ def unknown(what: str, name: str, origin: str, known: Iterable[str]) -> ConfigEr
 def wrong(key: str, value: object, origin: str, takes: str, reason: str | None = None) -> ConfigError:
     """The error for a value that its key does not accept."""
     because = f" ({reason})" if reason else ""
-    return ConfigError(f"{key}: got {_shown(value)} from {origin}; it takes {takes}{because}")
+    return ConfigError(f"{key}: got {shown(value)} from {origin}; it takes {takes}{because}")
 
 
-def _shown(value: object) -> str:
-    # One line for any value, and short enough to read.
+def shown(value: object) -> str:
+    """A value in one line, short enough to read."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -30,6 +31,7 @@ log = logging.getLogger("headwater.webhooks")
 RESPONSE_MAX_BYTES: Final = 64 * 1024
 VET_TIMEOUT_S: Final = 5.0
 """Timeout of the resolution of a webhook's host when a subscription is created."""
+_CAUSES_MAX: Final = 16
 RESPONSIVE_S: Final = 5.0
 """A receiver that responds within this time may get several calls at once."""
 
@@ -218,6 +220,8 @@ class Webhooks:
                 return await self._post(call.url, outgoing)
         except TimeoutError:
             return Answer(False, reason=f"no response within {call.timeout_s:g} s")
+        except (httpx.ConnectError, socket.gaierror) as error:
+            return Answer(False, reason=_unreachable(call.url, error))
         except WebhookUrlRejected as refusal:
             return Answer(False, reason=refusal.detail)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
@@ -271,6 +275,24 @@ class Webhooks:
                 headers={"User-Agent": "headwater", "Accept": "application/json", "Accept-Encoding": "identity"},
             )
         return self._clients[scheme]
+
+
+def _unreachable(url: str, error: Exception) -> str:
+    """Which receiver could not be reached, why, and what to check."""
+    parsed = httpx.URL(url)
+    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+    place = f"{host}:{parsed.port or (443 if parsed.scheme == 'https' else 80)}"
+    if isinstance(error, socket.gaierror):
+        return f"cannot resolve {parsed.host}: {error.strerror}; check the host name in the webhook's URL"
+    # The text of the last error is "All connection attempts failed"; the first one knows why.
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and len(causes) < _CAUSES_MAX:
+        causes.append(cause)
+    if any(isinstance(cause, ssl.SSLError) for cause in causes):
+        return f"the TLS handshake with {place} failed: {error}"
+    numbers = [cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno]
+    why = os.strerror(numbers[-1]) if numbers else str(error)
+    return f"cannot connect to {place}: {why}; check that the receiver runs and that this machine can reach it"
 
 
 async def _read_body(response: httpx.Response) -> bytes:

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headwater.config import ConfigError
+from headwater.config.errors import shown
 from headwater.pipeline.archive.job import Archive
 from headwater.pipeline.fold.job import Fold
 from headwater.pipeline.from_postgres import FromPostgres
@@ -207,9 +208,14 @@ def _from_file(file: Path | None) -> dict[str, Any]:
 
 
 def validation_message(error: ValidationError) -> str:
-    """The first mistake as one line: the setting and what is wrong with it."""
+    """The first mistake as one line: the setting, its value, and what is wrong with it."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    is_unknown = first["type"] in {"extra_forbidden", "unexpected_keyword_argument"}
-    message = "no such setting" if is_unknown else first["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+    if first["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return f"{place}: no such setting"
+    if first["type"] in {"missing", "missing_argument"}:
+        return f"{place}: this setting is required"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":  # Our own rules name the value where it helps.
+        return f"{place}: {message}" if place else message
+    return f"{place}: got {shown(first['input'])}; {message.replace('Input', 'it', 1).replace('tuple', 'list')}"

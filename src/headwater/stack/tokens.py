@@ -44,6 +44,10 @@ class TokenFlaw(StrEnum):
     TAMPERED = "tampered"
 
 
+ADMIN_SCOPE: Final = "streams:admin"
+"""Allows everything, including reserved names: the list of streams, subscriptions, the pipeline's state."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenClaims:
     """The claims of a valid token."""

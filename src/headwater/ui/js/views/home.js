@@ -5,6 +5,8 @@ import { bytes, count } from "../format.js";
 import { session } from "../store.js";
 
 const POLL_MS = 3000;
+/** Prints a token for everything: the list of streams and the pipeline have reserved names. */
+const ADMIN_TOKEN = "headwater token --scope streams:admin";
 const SHOWN = [
   ["headwater_streams", "streams", count],
   ["headwater_payload_bytes", "stored", bytes],
@@ -65,7 +67,8 @@ export class HomeView {
     replace(
       this.access,
       h("h2", { text: error.status === 401 ? "This server requires a token" : "This token does not allow reading the list of streams" }),
-      h("p", { class: "muted" }, "For a stack that was started with ", h("code", { text: "make up" }), " or ", h("code", { text: "headwater up" }), ", this command prints one: ", h("code", { class: "mono", text: "headwater token" }), " (in a clone: ", h("code", { class: "mono", text: ".venv/bin/headwater token" }), ") ", button("", () => copy("headwater token", "Command copied"), { symbol: "copy", kind: "quiet small", title: "Copy the command" })),
+      error.status === 403 && h("p", { class: "muted" }, "Its streams can be opened by their path. The list, subscriptions and the pipeline need the scope ", h("code", { text: "streams:admin" }), "."),
+      h("p", { class: "muted" }, "For a stack that was started with ", h("code", { text: "make up" }), " or ", h("code", { text: "headwater up" }), ", this command prints one that allows everything: ", h("code", { class: "mono", text: ADMIN_TOKEN }), " (in a clone: ", h("code", { class: "mono", text: `.venv/bin/${ADMIN_TOKEN}` }), ") ", button("", () => copy(ADMIN_TOKEN, "Command copied"), { symbol: "copy", kind: "quiet small", title: "Copy the command" })),
       form({ class: "row wrap", onsubmit: connect }, field("Token", token), h("label", { class: "check" }, keep, " keep it until this tab is closed"), button("Connect", undefined, { kind: "primary", type: "submit", id: "home-connect" })),
     );
   }

@@ -103,6 +103,14 @@ export class PipelineView {
 
   #absent(reader) {
     const missing = reader.state === "failed" && reader.error?.status === 404;
+    if (reader.error?.status === 401 || reader.error?.status === 403) {
+      return h(
+        "div",
+        { class: "empty", id: "pipeline-absent" },
+        h("p", { text: explain(reader.error) }),
+        h("p", { class: "muted" }, "The status of the pipeline is in the stream ", h("code", { text: PIPELINE }), ". Connect with a token that has the scope ", h("code", { text: "streams:admin" }), " to read it."),
+      );
+    }
     const why = missing ? "No pipeline reports to this server." : reader.error ? explain(reader.error) : "No pipeline has reported yet.";
     return h(
       "div",

@@ -96,9 +96,13 @@ export class StreamView {
     }
   }
 
+  #drawBadges() {
+    replace(this.badges, streamBadges(this.info.type, this.info, { long: true }));
+  }
+
   #drawHead() {
     const { app, address, info } = this;
-    replace(this.badges, streamBadges(info.type, info, { long: true }));
+    this.#drawBadges();
     const readOnly = address.isInternal;
     replace(
       this.actions,
@@ -147,11 +151,12 @@ export class StreamView {
     this.info.messages = total;
     this.info.writtenAt = Date.now();
     this.info.tail = reader.upToDate ? reader.offset : this.info.tail;
-    if (this.headTimer) return;
-    this.headTimer = setTimeout(() => {
-      this.headTimer = null;
-      if (!this.stopped) this.#drawHead();
-    }, 250);
+    if (this.headFrame) return;
+    // In the next frame, as the count of the list: the two agree.
+    this.headFrame = requestAnimationFrame(() => {
+      this.headFrame = null;
+      if (!this.stopped) this.#drawBadges();
+    });
   }
 
   /** Show the append form, with the content of a message if one is given. */
