@@ -17,6 +17,7 @@ _TAG = re.compile(r"<[^>]+>")
 
 _ARROWS = re.compile("[─│►◄]")
 _CODE = re.compile(r"<code>([^<]*)</code>")
+_WORD_END = re.compile(r"(?<=[/_:.])(?=\w)")
 
 ROW_CHARACTERS = 42
 """What a phone shows of a row."""
@@ -32,8 +33,10 @@ def on_page_content(content: str, **_: object) -> str:
 
 
 def _mark_code(code: re.Match[str]) -> str:
-    is_short = len(html.unescape(code[1])) <= CODE_CHARACTERS
-    return code[0].replace("<code", "<code data-short", 1) if is_short else code[0]
+    if len(html.unescape(code[1])) <= CODE_CHARACTERS:
+        return f"<code data-short>{code[1]}</code>"
+    # A long name, such as that of a test, is split between its words.
+    return f"<code>{_WORD_END.sub('<wbr>', code[1])}</code>"
 
 
 def _mark_diagram(block: re.Match[str]) -> str:
