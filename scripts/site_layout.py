@@ -21,7 +21,7 @@ _WORD_END = re.compile(r"(?<=[/_:.])(?=\w)")
 
 ROW_CHARACTERS = 42
 """What a phone shows of a row."""
-CELL_CHARACTERS = 30
+CELL_CHARACTERS = 24
 """Cells up to this length are names and numbers, which are compared by column."""
 CODE_CHARACTERS = 26
 """Code up to this length stays on one line: `--all` must not be split after its first hyphen."""
@@ -62,7 +62,7 @@ def _name_cells(row: str, names: list[str]) -> str:
 
     def name(cell: re.Match[str]) -> str:
         column = next(columns, "")
-        if cell[1] == "th" or not _text(cell[3]):
+        if cell[1] == "th" or not _text(cell[3]) or not column:
             return cell[0]
         return f'<td{cell[2]} data-column="{html.escape(column)}">{cell[3]}</td>'
 
