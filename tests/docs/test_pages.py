@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench import directions_page
 
 from tests.docs.markdown import REPOSITORY, links, page_id, pages
 from tests.serving import server_environment
@@ -40,6 +41,11 @@ def test_the_generated_parts_match_the_code() -> None:
         timeout=180,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_table_of_the_pipelines_directions_is_that_of_the_saved_run() -> None:
+    page = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert directions_page.table(json.loads((REPOSITORY / "bench" / "directions.json").read_text())) in page
 
 
 @pytest.mark.parametrize("page", pages(), ids=page_id)
