@@ -17,6 +17,7 @@ _TAG = re.compile(r"<[^>]+>")
 
 _ARROWS = re.compile("[─│►◄]")
 _CODE = re.compile(r"<code>([^<]*)</code>")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WORD_END = re.compile(r"(?<=[/_:.])(?=\w)")
 
 ROW_CHARACTERS = 42
@@ -33,10 +34,9 @@ def on_page_content(content: str, **_: object) -> str:
 
 
 def _mark_code(code: re.Match[str]) -> str:
-    if len(html.unescape(code[1])) <= CODE_CHARACTERS:
-        return f"<code data-short>{code[1]}</code>"
-    # A long name, such as that of a test, is split between its words.
-    return f"<code>{_WORD_END.sub('<wbr>', code[1])}</code>"
+    is_short = len(html.unescape(code[1])) <= CODE_CHARACTERS
+    # A long name, and any name in a narrow column, is split between its words.
+    return f"<code{' data-short' if is_short else ''}>{_WORD_END.sub('<wbr>', code[1])}</code>"
 
 
 def _mark_diagram(block: re.Match[str]) -> str:
@@ -64,7 +64,8 @@ def _name_cells(row: str, names: list[str]) -> str:
         column = next(columns, "")
         if cell[1] == "th" or not _text(cell[3]) or not column:
             return cell[0]
-        return f'<td{cell[2]} data-column="{html.escape(column)}">{cell[3]}</td>'
+        date = " data-date" if _DATE.fullmatch(_text(cell[3])) else ""
+        return f'<td{cell[2]} data-column="{html.escape(column)}"{date}>{cell[3]}</td>'
 
     return _CELL.sub(name, row)
 
