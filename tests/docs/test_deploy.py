@@ -70,6 +70,7 @@ def test_scheduled_backup_is_restored_and_old_ones_are_deleted(tmp_path: Path) -
     target, data = tmp_path / "backups", tmp_path / "data"
     for name in ("2020-01-01T000000Z", "2021-01-01T000000Z"):
         (target / name).mkdir(parents=True)
+    (target / "README").write_text("not a backup")
     script = DEPLOY / "systemd/headwater-backup"
     environment = {**server_environment(), "HEADWATER": str(Path(sys.executable).with_name("headwater")), "KEEP": "2"}
     options = ["--mode", "file-durable", "--data-dir", str(data)]
@@ -79,7 +80,8 @@ def test_scheduled_backup_is_restored_and_old_ones_are_deleted(tmp_path: Path) -
         done = subprocess.run([script, target, *options], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "all checksums and indexes are correct" in done.stdout
-    oldest, newest = sorted(path.name for path in target.iterdir())
+    oldest, newest, other = sorted(path.name for path in target.iterdir())
+    assert other == "README", "it is neither deleted nor counted as a backup"
     assert oldest == "2021-01-01T000000Z", "the newest backups are kept, and nothing of the drill remains"
     assert (target / newest / "BACKUP").exists()
 
