@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import httpx
+import prometheus_client
 import pytest
 
 from tests.http.protocol import Stream
 from tests.http.subscribing import Subscription
 from tests.http.webhook_receiver import receive
 from tests.otel.receiver import OtlpReceiver, ReceivedSpan, attributes_of, otlp_receiver
+from tests.ports import free_port
 from tests.serving import Server, serve, server_environment
 from tests.waiting import wait_until
 
@@ -138,3 +141,30 @@ def test_nothing_is_imported_when_it_is_off() -> None:
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], env=server_environment(), check=False).returncode == 0
+
+
+def test_receiver_that_cannot_be_reached_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    from headwater.otel.export import TelemetryExport
+
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    export = TelemetryExport(endpoint, "headwater", 1.0)
+    for name in ("one", "two"):
+        export.tracer.start_span(name).end()
+    export.close(prometheus_client.REGISTRY.collect())
+    assert [(record.name, record.getMessage()) for record in caplog.records if record.levelno >= logging.WARNING] == [
+        (
+            "headwater.otel",
+            f"cannot send traces and metrics to {endpoint}: Connection refused;"
+            " they are dropped until it responds (check otel.endpoint)",
+        )
+    ]
+
+
+def test_shutdown_with_a_receiver_logs_nothing(receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture) -> None:
+    from headwater.otel.export import TelemetryExport
+
+    export = TelemetryExport(receiver.url, "headwater", 1.0)
+    export.tracer.start_span("last").end()
+    export.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert any(span.span.name == "last" for span in receiver.spans)

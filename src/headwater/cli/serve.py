@@ -84,6 +84,7 @@ def serve(
 
     from headwater.cluster.start import start_server
     from headwater.cluster.supervisor import WorkerFailedError
+    from headwater.http.server import tls_files_error
     from headwater.storage.interface import StorageError
     from headwater.telemetry import set_up_logging
 
@@ -95,8 +96,7 @@ def serve(
     except StorageError as error:
         raise CommandError(f"storage: {error}") from None
     except ssl.SSLError as error:
-        reason = error.reason or error
-        raise CommandError(f"tls.cert_path and tls.key_path are not a valid pair of PEM files: {reason}") from None
+        raise CommandError(tls_files_error(error)) from None
     except OSError as error:
         message = _listen_error(error, settings)
         if message is None:

@@ -77,6 +77,9 @@ class Reloader:
             settings = self._load()
             if self._tls is not None:
                 _load_tls_files(self._tls, settings)
+        except ssl.SSLError as error:
+            log.error("the settings were not reloaded: %s", tls_files_error(error))
+            return
         except Exception as error:
             log.error("the settings were not reloaded: %s", error)
             return
@@ -420,6 +423,10 @@ def _load_tls_files(context: ssl.SSLContext, settings: Settings) -> None:
     context.load_cert_chain(settings.tls.cert_path, settings.tls.key_path)
     if settings.tls.client_ca_path is not None:
         context.load_verify_locations(settings.tls.client_ca_path)
+
+
+def tls_files_error(error: ssl.SSLError) -> str:
+    return f"tls.cert_path and tls.key_path are not a valid pair of PEM files: {error.reason or error}"
 
 
 def address_of(settings: Settings, port: int) -> str:

@@ -6,7 +6,9 @@ setting follows the standard variables, such as `OTEL_EXPORTER_OTLP_HEADERS` and
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import threading
 import time
 import uuid
@@ -25,9 +27,45 @@ from opentelemetry.trace import Tracer
 
 from headwater.otel.metric_data import metrics_data
 
+log = logging.getLogger("headwater.otel")
+
 SCOPE: Final = "headwater"
 EXPORT_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 2.0
+REPORT_EVERY_S: Final = 60.0
+_EXPORTERS: Final = (OTLPSpanExporter.__module__, OTLPMetricExporter.__module__)
+_ERROR: Final = re.compile(r"\[Errno -?\d+\] ([^\])\"']+)")
+
+
+class FailureReport(logging.Filter):
+    """Replaces what the exporters log about each attempt by one line per minute, with the receiver and the cause."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._next_s = 0.0
+
+    def install(self) -> None:
+        for name in _EXPORTERS:
+            logging.getLogger(name).addFilter(self)
+
+    def remove(self) -> None:
+        for name in _EXPORTERS:
+            logging.getLogger(name).removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        # At the end the exporters warn that they have been shut down.
+        if record.levelno >= logging.WARNING and "shutdown" not in text.lower() and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + REPORT_EVERY_S
+            cause = _ERROR.search(text)
+            why = cause[1] if cause is not None else text[:200]
+            log.warning(
+                "cannot send traces and metrics to %s: %s; they are dropped until it responds (check otel.endpoint)",
+                self._endpoint,
+                why,
+            )
+        return False
 
 
 class TelemetryExport:
@@ -35,6 +73,8 @@ class TelemetryExport:
 
     def __init__(self, endpoint: str, service: str, sample_ratio: float) -> None:
         self._began_ns = time.time_ns()
+        self._report = FailureReport(endpoint)
+        self._report.install()
         self._lock = threading.Lock()
         self._is_stopped = False
         self._resource = Resource.create(
@@ -72,6 +112,7 @@ class TelemetryExport:
             give_up.cancel()
             self._stop_retries()
             self._provider.shutdown()
+            self._report.remove()
 
     def _stop_retries(self) -> None:
         with self._lock:
