@@ -53,8 +53,8 @@ def one(data: bytes) -> Request:
 
 
 def found(heads: HeadCache, data: bytes) -> Request | None:
-    pair = heads.find(data)
-    return pair[1] if pair is not None else None
+    known = heads.find(data)
+    return known.request_with(data[len(known.head) :]) if known is not None else None
 
 
 def facts(request: Request | None) -> tuple[object, ...] | None:

@@ -113,20 +113,18 @@ class RelayingConnection(Connection):
         if known is not None and type(self._live) is RelayedAnswer and self._live.may_move:
             known.operation, known.owner = self._operation, self._live.worker
 
-    def _answer_known(self, known: KnownHead, request: Request) -> None:
+    def _answer_known(self, known: KnownHead, body: bytes) -> None:
         """Process a request with a known head. If that head was relayed before, skip the routing."""
         check = self._relay.peers.check
         if check is not None:
             check()
         if known.owner < 0 or self._is_proxied or self._context.debug:
-            super()._answer_known(known, request)
+            super()._answer_known(known, body)
             return
-        self._request = request
+        self._request = known.request
         self._operation = known.operation
         self._writing = LIVE
-        answer = RelayedAnswer(
-            self._relay, known.owner, known.head + request.body, request.method in _SAFE, frames.BEGIN
-        )
+        answer = RelayedAnswer(self._relay, known.owner, known.head + body, known.request.method in _SAFE, frames.BEGIN)
         answer.may_move = True
         self._live = answer
         answer.start(self)

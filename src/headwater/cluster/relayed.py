@@ -227,24 +227,21 @@ class RelayServer:
         context = self._context
         if data[:5] != b"POST " or context.observed or context.proxies:
             return False
-        found = router.head_cache.find(data)
-        if found is None:
+        known = router.head_cache.find(data)
+        if known is None or known.repeat is None or b"origin" in known.request.headers:
             return False
-        known, request = found
         repeat = known.repeat
-        if repeat is None or b"origin" in known.headers:
-            return False
         check = self._relay.peers.check
         if check is not None:
             check()
         self._repeated += 1
         done = partial(self._repeated_once, peer, number, known.operation, repeat.render, perf_counter())
         try:
-            repeat.begin(request.body, done)
+            repeat.begin(data[len(known.head) :], done)
         except Refusal as refusal:
             done(refusal)
         except Exception:
-            log.exception("%s %r failed unexpectedly", request.method, request.target)
+            log.exception("%s %r failed unexpectedly", known.request.method, known.request.target)
             self._repeated -= 1
             peer.send(frames.CUT, number)
         return True
@@ -254,12 +251,12 @@ class RelayServer:
         peer: Peer,
         number: int,
         operation: str,
-        render: Callable[[Any], Response],
+        render: Callable[[Any], bytes],
         began_s: float,
         result: Any,
     ) -> None:
         self._repeated -= 1
-        response = problem(result) if isinstance(result, Refusal) else render(result)
+        response = problem(result) if isinstance(result, Refusal) else Response(NO_CONTENT, render(result))
         status, headers, body = response.status, response.headers, b""
         if status != NO_CONTENT:
             body = response.body

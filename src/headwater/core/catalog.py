@@ -172,7 +172,7 @@ class Catalog(Generic[StreamT]):
     def apply(self, record: Record) -> tuple[int, ...]:
         """Apply a record to the state; returns the incarnations whose bytes can be removed."""
         if type(record) is Append:
-            self._append(self.by_id[record.id], record)
+            apply_append(self.by_id[record.id], record)
         elif type(record) is Touch:
             stream = self.by_id[record.id]
             stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
@@ -196,30 +196,6 @@ class Catalog(Generic[StreamT]):
         else:
             raise AssertionError(f"no rule to apply {record!r}")
         return ()
-
-    def _append(self, stream: StreamState, record: Append) -> None:
-        if record.message_index != stream.message_index or record.byte_position != stream.byte_position:
-            raise AssertionError(
-                f"append at {record.message_index}_{record.byte_position} to {stream.name!r} at {stream.tail}"
-            )
-        if stream.ages is not None:
-            stream.ages.note(record.at_ms, stream.written_ms, stream.message_index, stream.byte_position)
-        stream.message_index += len(record.lengths)
-        stream.byte_position += len(record.payload)
-        stream.accessed_ms = stream.written_ms = record.at_ms
-        if record.producer_id is not None:
-            if stream.producers is None:
-                stream.producers = {}
-            known = stream.producers.get(record.producer_id)
-            stream.producers[record.producer_id] = remember(
-                known, record.epoch, record.seq, record.digest, record.at_ms
-            )
-        if record.stream_seq is not None:
-            stream.stream_seq = record.stream_seq
-        if record.close:
-            stream.closed = True
-            if record.producer_id is not None:
-                stream.closed_by = (record.producer_id, record.epoch, record.seq)
 
     def _create(self, record: Create) -> None:
         fork = record.fork
@@ -293,3 +269,27 @@ class Catalog(Generic[StreamT]):
             source.children -= 1
             current = source if source.deleted and not source.children else None
         return tuple(gone)
+
+
+def apply_append(stream: StreamState, record: Append) -> None:
+    """Apply an append to its stream: what `Catalog.apply` does, if the stream is known already."""
+    if record.message_index != stream.message_index or record.byte_position != stream.byte_position:
+        raise AssertionError(
+            f"append at {record.message_index}_{record.byte_position} to {stream.name!r} at {stream.tail}"
+        )
+    if stream.ages is not None:
+        stream.ages.note(record.at_ms, stream.written_ms, stream.message_index, stream.byte_position)
+    stream.message_index += len(record.lengths)
+    stream.byte_position += len(record.payload)
+    stream.accessed_ms = stream.written_ms = record.at_ms
+    if record.producer_id is not None:
+        if stream.producers is None:
+            stream.producers = {}
+        known = stream.producers.get(record.producer_id)
+        stream.producers[record.producer_id] = remember(known, record.epoch, record.seq, record.digest, record.at_ms)
+    if record.stream_seq is not None:
+        stream.stream_seq = record.stream_seq
+    if record.close:
+        stream.closed = True
+        if record.producer_id is not None:
+            stream.closed_by = (record.producer_id, record.epoch, record.seq)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from headwater.core.catalog import Catalog
+from headwater.core.catalog import Catalog, apply_append
 from headwater.core.content import Messages
 from headwater.core.errors import Conflict, Refusal
 from headwater.core.fencing import WriteCredentials
@@ -284,6 +284,33 @@ class Engine:
             except Refusal as refusal:
                 self._after_deletion(name, done, refusal)
                 return
+        self._append_to(
+            stream, content_type, body, producer, stream_seq, close, done, now_ms, by_server, messages, credentials
+        )
+
+    def append_plain(self, name: str, content_type: str | None, body: bytes, done: OnAppended) -> None:
+        """`append` for a request that has only a body and its type: most appends."""
+        now_ms = self._clock.now_ms()
+        stream = self.catalog.by_name.get(name)
+        if stream is None or stream.deleted or stream.mortal or name in self.server_streams:
+            self.append(name, content_type, body, None, None, False, done)
+        else:
+            self._append_to(stream, content_type, body, None, None, False, done, now_ms, False, None, None)
+
+    def _append_to(
+        self,
+        stream: LiveStream,
+        content_type: str | None,
+        body: bytes,
+        producer: ProducerHeaders | None,
+        stream_seq: str | None,
+        close: bool,
+        done: OnAppended,
+        now_ms: int,
+        by_server: bool,
+        messages: Messages | None,
+        credentials: WriteCredentials | None,
+    ) -> None:
         claim = None
         try:
             if self.fences.streams and not by_server:
@@ -303,7 +330,8 @@ class Engine:
                 )
             self._after_pending(stream, done, result)
             return
-        self._gate.check()
+        if not self._committer.batch_is_checked:
+            self._gate.check()
         metadata_bytes = 0
         if decision.producer_id is not None and decision.producer_id not in (stream.producers or ()):
             self._producer_limit.make_room(stream, now_ms)
@@ -314,11 +342,11 @@ class Engine:
         if by_server:
             quota.check(size, metadata_bytes)
         else:
-            quota.check_append(name, stream.byte_position - stream.floor_position, size, metadata_bytes)
+            quota.check_append(stream.name, stream.byte_position - stream.floor_position, size, metadata_bytes)
         if claim is not None:
             self.fences.accept(stream, decision)
-        self.catalog.apply(decision)
-        quota.add(name, size, metadata_bytes, 0)
+        apply_append(stream, decision)
+        quota.add(stream.name, size, metadata_bytes, 0)
         metrics = self.metrics
         metrics.appends += 1
         metrics.append_bytes += size

@@ -49,10 +49,21 @@ class EngineLimits:
 
 
 class Quota:
-    __slots__ = ("_limits", "content_bytes", "content_elsewhere", "metadata_bytes", "metadata_elsewhere", "namespaces")
+    __slots__ = (
+        "_limits",
+        "_max_stream_bytes",
+        "_max_total_bytes",
+        "content_bytes",
+        "content_elsewhere",
+        "metadata_bytes",
+        "metadata_elsewhere",
+        "namespaces",
+    )
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
+        self._max_stream_bytes = limits.max_stream_bytes
+        self._max_total_bytes = limits.max_total_bytes
         rule = limits.namespaces
         self.namespaces = Namespaces(rule) if rule is not None and rule.limits_anything else None
         """The quotas of namespaces, if there are any."""
@@ -97,14 +108,13 @@ class Quota:
 
     def check_append(self, name: str, stream_bytes: int, content_bytes: int, metadata_bytes: int) -> None:
         """Refuse an append that would exceed a limit; its stream has `stream_bytes` now."""
-        limits = self._limits
         if self.namespaces is not None:
             self.namespaces.check_bytes(name, content_bytes)
-        if limits.max_stream_bytes and stream_bytes + content_bytes > limits.max_stream_bytes:
+        if self._max_stream_bytes and stream_bytes + content_bytes > self._max_stream_bytes:
             self.check_stream(stream_bytes + content_bytes)
         # `check` inlined for the usual case: every append passes here.
         held = self.content_bytes + self.content_elsewhere + self.metadata_bytes + self.metadata_elsewhere
-        if metadata_bytes or (limits.max_total_bytes and held + content_bytes > limits.max_total_bytes):
+        if metadata_bytes or (self._max_total_bytes and held + content_bytes > self._max_total_bytes):
             self.check(content_bytes, metadata_bytes)
 
     def check_stream(self, size: int) -> None:

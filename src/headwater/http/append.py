@@ -85,22 +85,26 @@ def credentials_of(request: Request) -> WriteCredentials | None:
 
 
 def _repeat(context: Context, name: str, content_type: str | None) -> Repeat:
-    append = context.engine.append
+    append = context.engine.append_plain
 
     def begin(body: bytes, done: Done) -> None:
-        append(name, content_type, body, None, None, False, done)
+        append(name, content_type, body, done)
 
-    return Repeat(begin, _render)
+    return Repeat(begin, _headers)
 
 
 def _append(append: Callable[..., None], messages: Messages | None, done: Done) -> None:
     append(done, messages=messages)
 
 
-def _render(appended: Appended) -> Response:
+def _headers(appended: Appended) -> bytes:
     # `next_offset` inlined: every append passes here.
     headers = _HEADERS % (appended.tail_index, appended.tail_position, appended.stream_id)
-    return Response(NO_CONTENT, headers + STREAM_CLOSED if appended.closed else headers)
+    return headers + STREAM_CLOSED if appended.closed else headers
+
+
+def _render(appended: Appended) -> Response:
+    return Response(NO_CONTENT, _headers(appended))
 
 
 def _render_to_producer(has_data: bool, appended: Appended) -> Response:

@@ -36,7 +36,7 @@ from headwater.http.head_cache import KnownHead
 from headwater.http.headers import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, VARY_ENCODING, header, without_vary
 from headwater.http.parser import RequestParser
 from headwater.http.request import Request, UploadRequest
-from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseResponse, Response, problem
+from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseResponse, Repeat, Response, problem
 from headwater.http.routing import Router
 from headwater.http.states import (
     BODY,
@@ -66,6 +66,7 @@ UNKNOWN: Final = "unknown"
 _CLOSE: Final = b"Connection: close\r\n"
 _KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_END: Final = b"\r\n"
 
 
 class Connection(asyncio.Protocol):
@@ -77,6 +78,7 @@ class Connection(asyncio.Protocol):
         "_flow",
         "_is_last",
         "_is_proxied",
+        "_known",
         "_live",
         "_namespace",
         "_operation",
@@ -84,6 +86,7 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_queue",
         "_queued_bytes",
+        "_repeat",
         "_request",
         "_request_id",
         "_router",
@@ -106,6 +109,8 @@ class Connection(asyncio.Protocol):
         self._flow = FlowControl()
         self._queue: deque[Request] = deque()
         self._queued_bytes = 0
+        self._known: KnownHead | None = None
+        """The head of the last request, if that is cached."""
         self._unparsed = b""
         """Input that will be parsed in later turns."""
         self._writing = IDLE
@@ -121,6 +126,7 @@ class Connection(asyncio.Protocol):
         """When the connection became idle, began to linger, or the client stopped reading."""
         # Per request that is being processed.
         self._request: Request = None  # type: ignore[assignment]
+        self._repeat: Repeat = None  # type: ignore[assignment]
         self._request_id = ""
         """Set if requests are logged; also sent to the client."""
         self._operation = UNKNOWN
@@ -164,9 +170,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         parser = self._parser
         if self._writing is IDLE and parser.state is IDLE and not self._queue and not self._flow.reasons:
-            found = self._router.head_cache.find(data)
-            if found is not None:
-                self._answer_known(*found)
+            # Usually the head is the same as that of the previous request: then it is not looked up.
+            known = self._known
+            if known is None or len(data) != known.size or not data.startswith(known.head):
+                known = self._known = self._router.head_cache.find(data)
+            if known is not None:
+                self._answer_known(known, data[len(known.head) :])
                 return
             self._feed(data)
             if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
@@ -350,18 +359,41 @@ class Connection(asyncio.Protocol):
             if self._parser.refusal is not None and self._writing is IDLE and not self._transport.is_closing():
                 self._answer_refused(self._parser.refusal)
 
-    def _answer_known(self, known: KnownHead, request: Request) -> None:
+    def _answer_known(self, known: KnownHead, body: bytes) -> None:
         """Process a request whose head is cached, without the steps that depend only on the head."""
         repeat = known.repeat
         if repeat is None or self._is_proxied or self._context.observed:
-            self._answer(request, known)
+            self._answer(known.request_with(body), known)
             return
-        self._request = request
+        self._request = known.request
         self._operation = known.operation
+        self._request_id = ""
         self._began_s = perf_counter()
         self._writing = SERVING
+        self._repeat = repeat
         try:
-            repeat.begin(request.body, partial(self._complete, request, repeat.render))
+            repeat.begin(body, self._complete_known)
+        except Refusal as refusal:
+            self._send(problem(refusal))
+        except Exception as error:
+            self._fail(error)
+
+    def _complete_known(self, result: object) -> None:
+        """Send the response to a request with a cached head. There is no other request until it is sent."""
+        if self._writing is not SERVING:
+            return  # The client has disconnected.
+        try:
+            if isinstance(result, Refusal):
+                self._send(problem(result))
+                return
+            headers = self._repeat.render(result)
+            if self._is_last or b"origin" in self._request.headers:
+                self._write_whole(Response(NO_CONTENT, headers))
+            else:
+                context = self._context
+                self._transport.write(context.common_headers.beginnings[NO_CONTENT] + headers + _END)
+                context.metrics.count_request(self._operation, NO_CONTENT, perf_counter() - self._began_s)
+            self._finish()
         except Refusal as refusal:
             self._send(problem(refusal))
         except Exception as error:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from headwater.http.request import Request
 from headwater.http.responses import Repeat
 
@@ -24,33 +22,41 @@ _ONCE_ONLY: Final = (b"producer-seq", b"stream-seq", b"if-none-match", b"transfe
 """Headers that change with each request, or that need the parser."""
 
 
-class KnownHead(msgspec.Struct):
-    head: bytes
-    method: bytes
-    target: bytes
-    headers: dict[bytes, bytes]
-    body_bytes: int
-    operation: str = ""
-    repeat: Repeat | None = None
-    """How requests with this head are processed; set, like `operation`, by the first one."""
-    owner: int = -1
-    """The worker to which they are relayed; -1 if they are not."""
+class KnownHead:
+    """A head that was parsed before, and what the first request with it has shown."""
+
+    __slots__ = ("head", "operation", "owner", "repeat", "request", "size")
+
+    def __init__(self, head: bytes, request: Request, body_bytes: int) -> None:
+        self.head = head
+        self.size = len(head) + body_bytes
+        """The size of a request with this head; -1 when the head is no longer valid."""
+        self.request: Final = request
+        """The request without its body. It is shared, so nobody may change it."""
+        self.operation = ""
+        self.repeat: Repeat | None = None
+        """How requests with this head are processed; set, like `operation`, by the first one."""
+        self.owner = -1
+        """The worker to which they are relayed; -1 if they are not."""
+
+    def request_with(self, body: bytes) -> Request:
+        request = self.request
+        return Request(request.method, request.target, request.headers, body, False, True)
 
 
 class HeadCache:
     def __init__(self) -> None:
         self._heads: dict[bytes, KnownHead] = {}
 
-    def find(self, data: bytes) -> tuple[KnownHead, Request] | None:
-        """The request and its head, if `data` is exactly one request whose head is known."""
-        end = data.find(b"\r\n\r\n") + 4
-        known = self._heads.get(data[:end])
-        if known is None or len(data) - end != known.body_bytes:
-            return None
-        return known, Request(known.method, known.target, known.headers, data[end:], False, True)
+    def find(self, data: bytes) -> KnownHead | None:
+        """The head of `data`, if that is exactly one request whose head is known."""
+        known = self._heads.get(data[: data.find(b"\r\n\r\n") + 4])
+        return known if known is not None and len(data) == known.size else None
 
     def clear(self) -> None:
-        """Clear the cache, because the location of a stream has changed."""
+        """Clear the cache, because the location of a stream has changed. Connections that keep a head notice it."""
+        for known in self._heads.values():
+            known.size = -1
         self._heads.clear()
 
     def remember(self, data: bytes, request: Request) -> None:
@@ -66,5 +72,7 @@ class HeadCache:
         if any(name in headers for name in _ONCE_ONLY):
             return
         if len(self._heads) >= KNOWN_MAX:
-            self._heads.clear()
-        self._heads[data[:end]] = KnownHead(data[:end], request.method, request.target, headers, len(request.body))
+            self.clear()
+        head = data[:end]
+        shared = Request(request.method, request.target, headers, b"", False, True)
+        self._heads[head] = KnownHead(head, shared, len(request.body))

@@ -41,10 +41,11 @@ class PiecewiseResponse(msgspec.Struct, frozen=True):
 
 
 class Repeat(msgspec.Struct, frozen=True):
-    """How to process another request that differs only in its body: a `Deferred` for any body."""
+    """How to process another request that differs only in its body. The response is 204, or a refusal."""
 
     begin: Callable[[bytes, Callable[[Any], None]], None]
-    render: Callable[[Any], Response]
+    render: Callable[[Any], bytes]
+    """The headers of the response."""
 
 
 class Deferred(msgspec.Struct, frozen=True):
