@@ -18,7 +18,7 @@ from headwater.storage.arrival_times import TimeRun
 
 BLOCK_BYTES: Final = 256 * 1024
 """A block of this size is complete."""
-OWN_BLOCK_BYTES: Final = 64 * 1024
+OWN_BLOCK_BYTES: Final = 32 * 1024
 """A payload of at least this size becomes its own block."""
 SHARED_MAX_BYTES: Final = 1024 * 1024
 """Readers get views of blocks up to this size, and copies of parts of larger ones: a view keeps its block in memory."""

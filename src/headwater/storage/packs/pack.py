@@ -43,6 +43,8 @@ AHEAD_BYTES: Final = 1024 * 1024
 """How far reads are prefetched: four slices, so that the event loop does not wait for the disk in between."""
 
 _FLUSH_BYTES: Final = 1024 * 1024
+_DIRECT_BYTES: Final = 128 * 1024
+"""Data of at least this size is written without a copy in the buffer."""
 _PADDING: Final = tuple(map(bytes, range(4)))
 _HEADER: Final = struct.Struct("<8sQ")
 _ENTRY: Final = struct.Struct("<6Q")
@@ -173,24 +175,38 @@ class PackWriter:
             self._filesystem.unlink(self._path)
 
     def _put(self, data: Bytes) -> None:
-        """In slices, so that no more than one flush is held twice in memory, nor copied in one call."""
-        if len(data) <= _FLUSH_BYTES:
-            self._buffer += data
-            return
-        for start in range(0, len(data), _FLUSH_BYTES):
-            self._buffer += data[start : start + _FLUSH_BYTES]
+        """Add data to the buffer. The whole pages of large data are written from where they are."""
+        buffer = self._buffer
+        if len(data) < _DIRECT_BYTES:
+            buffer += data
             self._flush()
+            return
+        with memoryview(data) as view:
+            at = -len(buffer) % PAGE_BYTES
+            buffer += view[:at]
+            self._flush(everything=True)
+            end = at + (len(view) - at) // PAGE_BYTES * PAGE_BYTES
+            # In steps, because a checksum of many megabytes would hold the interpreter for long.
+            for start in range(at, end, _FLUSH_BYTES):
+                self._write_pages(view[start : min(start + _FLUSH_BYTES, end)])
+            buffer += view[end:]
 
     def _flush(self, *, everything: bool = False) -> None:
-        if len(self._buffer) < _FLUSH_BYTES and not everything:
+        buffer = self._buffer
+        if len(buffer) < _FLUSH_BYTES and not everything:
             return
-        size = len(self._buffer) if everything else len(self._buffer) // PAGE_BYTES * PAGE_BYTES
-        with memoryview(self._buffer) as view, view[:size] as pages:
-            for start in range(0, size, PAGE_BYTES):
+        size = len(buffer) if everything else len(buffer) // PAGE_BYTES * PAGE_BYTES
+        with memoryview(buffer) as view:
+            self._write_pages(view[:size])
+        del buffer[:size]
+
+    def _write_pages(self, pages: memoryview) -> None:
+        """Write pages with their checksums; only the last one of a pack may be incomplete."""
+        with pages:
+            for start in range(0, len(pages), PAGE_BYTES):
                 self._checksums.append(crc32(pages[start : start + PAGE_BYTES]))
             write_whole(self._file, pages)
-        del self._buffer[:size]
-        self._flushed += size
+            self._flushed += len(pages)
 
 
 class Pack:
