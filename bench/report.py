@@ -37,6 +37,7 @@ from bench.limits import bare_echo, sync_loop
 from bench.report_page import write_page
 from bench.servers import LOAD_CORE, SERVER_CORE, STORAGE_MODES, Running, headwater, official_node, on_core
 from bench.workloads import ECHO, ECHOED, LOADS, peak_bytes
+from headwater.core import native
 
 _START_S = 20.0
 
@@ -132,6 +133,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {
         "taken": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "build": native.BUILD,
         "load_average": os.getloadavg()[0],
         "rounds": arguments.rounds,
         "seconds": arguments.seconds,
