@@ -11,12 +11,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from headwater.storage.filesystem import AlreadyLockedError, Bytes, FileAppender, Filesystem, Lock, MappedFile
+from headwater.storage.filesystem import (
+    PARTS_MAX,
+    AlreadyLockedError,
+    Bytes,
+    FileAppender,
+    Filesystem,
+    Lock,
+    MappedFile,
+)
 
 BLOCK_BYTES = 512
 FREE_BYTES = 2**40
@@ -431,6 +439,10 @@ class _FaultyAppender:
         taken = self._filesystem.write(self._file, self._path, self._at, data, self._life)
         self._at += taken
         return taken
+
+    def write_parts(self, parts: Sequence[Bytes]) -> int:
+        assert len(parts) <= PARTS_MAX
+        return self.write(b"".join(parts))
 
     def sync(self) -> None:
         assert not self._closed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from headwater.core.records import Append, Create, Document, Record, decode_record, encode_record
+from headwater.storage.filesystem import PARTS_MAX, Bytes, write_all
 from headwater.storage.interface import Committed
 from headwater.storage.journal import frames, large_records
 from headwater.storage.journal.frames import BatchEncoder, read_batch, read_frame
@@ -100,3 +102,41 @@ def test_record_that_is_large_without_its_payload_is_decoded() -> None:
     assert large_records.decode_large(memoryview(encode_record(record))) == record
     document = Document("key", PAYLOAD)
     assert large_records.decode_large(memoryview(msgspec.msgpack.encode(document))) == document
+
+
+class ShortFile:
+    """Accepts at most so many bytes in a call."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.data = b""
+        self.calls = 0
+
+    def write_parts(self, parts: Sequence[Bytes]) -> int:
+        assert len(parts) <= PARTS_MAX
+        self.calls += 1
+        taken = b"".join(parts)[: self.most]
+        self.data += taken
+        return len(taken)
+
+    def write(self, data: Bytes) -> int:
+        return self.write_parts([data])
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 1000, 10**6])
+def test_parts_are_written_whole_and_in_order_by_calls_that_write_less(most: int) -> None:
+    parts = [b"", b"abc", bytearray(b"d"), b"", memoryview(b"efghij"), *([b"xy"] * 1500), b""]
+    file = ShortFile(most)
+    write_all(file, parts)
+    assert file.data == b"".join(parts)
+
+
+def test_large_batch_is_one_call() -> None:
+    file = ShortFile(10**9)
+    first, rest = BatchEncoder().encode(batch_of(*RECORDS), 1, SALT)
+    write_all(file, (first, *rest))
+    assert file.calls == 1

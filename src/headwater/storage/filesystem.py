@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,8 @@ FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 """Only the user that runs the server may read streams and keys, regardless of the umask."""
 _OTHERS: Final = 0o077
+PARTS_MAX: Final = 1024
+"""Parts that one system call can write (IOV_MAX of Linux and macOS)."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -42,6 +44,9 @@ class FileAppender(Protocol):
 
     def write(self, data: Bytes) -> int:
         """Write once; returns the number of bytes written, which may be fewer than given."""
+
+    def write_parts(self, parts: Sequence[Bytes]) -> int:
+        """The same for parts that follow each other, at most `PARTS_MAX`."""
 
     def sync(self) -> None:
         """Make everything written so far survive a power loss (not the file's name: see `sync_directory`)."""
@@ -249,6 +254,9 @@ class _RealAppender:
     def write(self, data: Bytes) -> int:
         return os.write(self._descriptor, data)
 
+    def write_parts(self, parts: Sequence[Bytes]) -> int:
+        return os.writev(self._descriptor, parts)
+
     def sync(self) -> None:
         SYSTEM.sync_data(self._descriptor)
 
@@ -264,6 +272,20 @@ def write_whole(file: FileAppender, data: Bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
+
+
+def write_all(file: FileAppender, parts: Sequence[Bytes]) -> None:
+    """Write all of the parts, in as few calls as possible: after each one, a thread may wait for the interpreter."""
+    rest = [memoryview(part) for part in parts if len(part)]
+    while rest:
+        written = file.write_parts(rest[:PARTS_MAX])
+        complete = 0
+        while complete < len(rest) and written >= len(rest[complete]):
+            written -= len(rest[complete])
+            complete += 1
+        del rest[:complete]
+        if written:
+            rest[0] = rest[0][written:]
 
 
 class _RealMapped:

@@ -265,6 +265,7 @@ def do_not_sync(suffix: str) -> None:
 class Unsynced:
     def __init__(self, appender: FileAppender) -> None:
         self.write = appender.write
+        self.write_parts = appender.write_parts
         self.close = appender.close
 
     def sync(self) -> None:

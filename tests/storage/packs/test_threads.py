@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -39,6 +39,9 @@ class HeldAppender:
 
     def write(self, data: Bytes) -> int:
         return self._real.write(data)
+
+    def write_parts(self, parts: Sequence[Bytes]) -> int:
+        return self._real.write_parts(parts)
 
     def sync(self) -> None:
         assert self._allowed.wait(LIMIT_S), "the test never allowed this sync"

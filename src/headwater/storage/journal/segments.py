@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from headwater.core.checksum import crc32
-from headwater.storage.filesystem import Bytes, FileAppender, Filesystem, write_whole
+from headwater.storage.filesystem import Bytes, FileAppender, Filesystem, write_all, write_whole
 from headwater.storage.interface import Committed, WriteFailedError
 from headwater.storage.journal.frames import FRAME, BatchEncoder, change_salt, seal
 from headwater.storage.journal.next_segment import NextSegment, remove_spares
@@ -271,9 +271,10 @@ class FileJournal:
                 log.warning("files that were prepared for the journal will be removed at the next start: %s", error)
 
     def _append(self, frame: bytearray, rest: Sequence[Bytes] = ()) -> None:
-        write_whole(self._file, frame)
-        for part in rest:
-            write_whole(self._file, part)
+        if rest:
+            write_all(self._file, (frame, *rest))
+        else:
+            write_whole(self._file, frame)
         if self._durable:
             self._file.sync()
         self._size += len(frame) + sum(map(len, rest))
