@@ -129,7 +129,7 @@ class ShortFile:
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 1000, 10**6])
 def test_parts_are_written_whole_and_in_order_by_calls_that_write_less(most: int) -> None:
-    parts = [b"", b"abc", bytearray(b"d"), b"", memoryview(b"efghij"), *([b"xy"] * 1500), b""]
+    parts: list[Bytes] = [b"", b"abc", bytearray(b"d"), b"", memoryview(b"efghij"), *([b"xy"] * 1500), b""]
     file = ShortFile(most)
     write_all(file, parts)
     assert file.data == b"".join(parts)
