@@ -40,6 +40,14 @@ Experiment = Callable[[int, int, str], Counts]
 """Takes size, seed and mode; returns counts. An assertion error is a finding."""
 
 
+class Finding(AssertionError):
+    """A finding of a run that has counts as well."""
+
+    def __init__(self, found: object, counts: Counts) -> None:
+        super().__init__(found)
+        self.counts = counts
+
+
 def crash_points(size: int, seed: int, mode: str) -> Counts:
     """Recoveries after power losses and kills of the simulated disk."""
     from tests.storage.simulation import run_seeds
@@ -171,7 +179,8 @@ def idle_connections(size: int, seed: int, mode: str) -> Counts:
 def soak_minutes(size: int, seed: int, mode: str) -> Counts:
     """Mixed load for this many minutes; slopes of memory, descriptors and latency."""
     found = soak.run(size, mode)
-    assert not found["growing"], found["growing"]
+    if found["growing"]:
+        raise Finding(found["growing"], found)
     return found
 
 
@@ -230,7 +239,7 @@ def run(name: str, size: int, seed: int, mode: str) -> Counts:
         entry["counts"] = EXPERIMENTS[name](size, seed, mode)
     except AssertionError as error:
         entry["found"] = ["\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])[:2000]]
-        entry["counts"] = {}
+        entry["counts"] = error.counts if isinstance(error, Finding) else {}
     entry["seconds"] = round(time.monotonic() - began, 1)
     return entry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pressure import crowds, soak
+from tests.pressure import crowds, evidence, soak
 
 READER_COST_MIB = 2.0
 """The memory that a reader that never reads may cost: its response in progress and its socket buffers."""
@@ -60,6 +60,14 @@ def test_soak_detects_a_leak() -> None:
 def test_soak_detects_a_slowdown() -> None:
     growing = soak.run(0.12, program=("tests.pressure.faults", "slows_with_every_append"))["growing"]
     assert any(each.startswith("cpu_ms") for each in growing), growing
+
+
+def test_slopes_of_a_soak_are_kept_when_one_of_them_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, growing = soak.judge(samples(rss_mib=0.5))
+    monkeypatch.setattr(soak, "run", lambda *_: {"minutes": 60, "numbers": numbers, "growing": growing})
+    entry = evidence.run("soak", 60, 1, "file-durable")
+    assert "rss_mib grew" in entry["found"][0]
+    assert entry["counts"]["numbers"] == numbers
 
 
 def judge_silent_readers(program: tuple[str, ...]) -> None:
