@@ -410,9 +410,14 @@ def _loop_cpu() -> str:
     return head + "\n".join(rows)
 
 
+def _loads(run: dict[str, Any]) -> str:
+    return f", load average {run['load_before']} before and {run['load_after']} after" if "load_after" in run else ""
+
+
 def _findings() -> str:
     found = [
-        f"- `{name}` (seed {run['seed']}, {run['mode']}, commit {run['commit']}): {finding.splitlines()[0]}"
+        f"- `{name}` (seed {run['seed']}, {run['mode']}, commit {run['commit']}{_loads(run)}):"
+        f" {finding.splitlines()[0]}"
         for name in CHECKS
         for run in _results(name)
         for finding in run["found"]

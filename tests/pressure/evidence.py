@@ -241,6 +241,7 @@ def run(name: str, size: int, seed: int, mode: str) -> Counts:
         entry["found"] = ["\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])[:2000]]
         entry["counts"] = error.counts if isinstance(error, Finding) else {}
     entry["seconds"] = round(time.monotonic() - began, 1)
+    entry["load_after"] = round(os.getloadavg()[0], 1)
     return entry
 
 
