@@ -39,7 +39,7 @@ SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 VIEWPORT = (1120, 700)
 PHONE = (390, 720)
 MOVING = (1120, 420)
-MOVING_FRAMES = 4
+MOVING_FRAMES = 3
 MOVING_MS = 600
 """The animated image: its size, the number of its frames, and how long each is shown."""
 PIPELINE_RUNS_S = 45.0

@@ -59,6 +59,7 @@ export class VirtualList {
 
   toEnd() {
     this.element.scrollTop = this.element.scrollHeight;
+    this.draw(); // Not in the next frame: the place of the last row would be empty in this one.
     this.#schedule();
   }
 
