@@ -31,6 +31,34 @@ def test_from_the_start_then_live(ui: Pages, http: httpx.Client) -> None:
     expect(ui.messages.last).to_contain_text('{"n": 2}')
 
 
+WATCH = """() => {
+    window.frames_seen = [];
+    const number = (id) => Number(/(\\d+) message/.exec(document.getElementById(id).textContent)?.[1] ?? 0);
+    const look = () => {
+        const rows = [...document.querySelectorAll('#messages [data-index]')].map((row) => Number(row.dataset.index));
+        window.frames_seen.push([number('stream-badges'), number('counts'), Math.max(...rows) + 1]);
+        requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+}"""
+
+
+def test_counts_and_rows_agree_in_every_frame(ui: Pages, http: httpx.Client) -> None:
+    put(http, "read/agree")
+    post(http, "read/agree", [{"n": 0}])
+    ui.open_stream("read/agree")
+    ui.reader("live")
+    ui.loaded(1)
+    expect(ui.page.locator("#stream-badges")).to_contain_text("1 message")
+    ui.page.evaluate(WATCH)
+    for n in range(1, 40):
+        post(http, "read/agree", [{"n": n}])
+    ui.loaded(40)
+    seen = ui.page.evaluate("window.frames_seen")
+    assert len({row for _, _, row in seen}) > 2, "the page was watched while messages arrived"
+    assert [frame for frame in seen if len(set(frame)) > 1] == []
+
+
 def test_from_now(ui: Pages, http: httpx.Client) -> None:
     put(http, "read/now")
     post(http, "read/now", {"old": True})
