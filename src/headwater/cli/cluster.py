@@ -70,7 +70,9 @@ def _lines(found: ClusterStatus) -> list[str]:
     if found.problem is not None:
         lines.append(f"Postgres: {found.problem}")
     lines += [
-        f"node {node.name} at {node.address}: {node.shards} shards{', drains' if node.leaves else ''}"
+        f"node {node.name} at {node.address}: {node.shards} shards"
+        + (f", standbys of {', '.join(map(str, node.warm))}" if node.warm else "")
+        + (", drains" if node.leaves else "")
         for node in found.nodes
     ]
     lines += [

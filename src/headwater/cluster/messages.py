@@ -79,8 +79,31 @@ class ShardLease(msgspec.Struct, frozen=True, tag="lease"):
     """The epoch and the address of each."""
 
 
+class Warm(msgspec.Struct, frozen=True, tag="warm"):
+    """From a standby: it has the state of its shard, and can take it over at once."""
+
+
+class TakeOver(msgspec.Struct, frozen=True, tag="take-over"):
+    """To a standby, after the lease: its shard is its own now."""
+
+    epoch: int
+
+
 Message: TypeAlias = (
-    Hello | Ready | Failed | Connect | Serve | Ping | Pong | Drain | Drained | Stop | Reload | ShardLease
+    Hello
+    | Ready
+    | Failed
+    | Connect
+    | Serve
+    | Ping
+    | Pong
+    | Drain
+    | Drained
+    | Stop
+    | Reload
+    | ShardLease
+    | Warm
+    | TakeOver
 )
 
 _decode: Final = msgspec.json.Decoder(Message).decode

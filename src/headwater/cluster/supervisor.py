@@ -57,6 +57,8 @@ class WorkerProcess:
         self.address = ""
         self.is_ready = False
         self.is_drained = False
+        self.is_warm = False
+        """In a cluster: it is a standby that can take its shard over at once."""
         self.started_s = 0.0
         self.last_answer_s = 0.0
         self.next_ping_s = 0.0
@@ -168,6 +170,8 @@ class WorkerSupervisor:
                     worker.is_drained = True
                 case messages.Failed() as failure:
                     worker.failure = failure
+                case messages.Warm():
+                    worker.is_warm = True
                 case _:
                     pass
 

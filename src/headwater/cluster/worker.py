@@ -227,6 +227,9 @@ class ServingWorker:
     def _on_lease(self, lease: messages.ShardLease) -> None:
         raise AssertionError("only a node of a cluster has leases")
 
+    def _on_take_over(self, epoch: int) -> None:
+        raise AssertionError("only a node of a cluster has standbys")
+
     def _on_control(self) -> None:
         while True:
             try:
@@ -254,6 +257,8 @@ class ServingWorker:
                     self._reloader.reload()
                 case messages.ShardLease() as lease:
                     self._on_lease(lease)
+                case messages.TakeOver(epoch):
+                    self._on_take_over(epoch)
                 case _:
                     raise AssertionError(f"a worker does not get {message}")
 

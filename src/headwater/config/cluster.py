@@ -52,6 +52,13 @@ class ClusterSettings(SettingsSection):
         2.5,
         description="How long a node may be silent before the others take its shards over. The same on all nodes.",
     )
+    standbys: Count = Field(
+        0,
+        ge=0,
+        le=256,
+        description="How many shards of other nodes this node keeps up to date in memory (warm standbys), to take them"
+        " over without loading them. Each is a process. Shards divided by nodes is enough for one of each shard.",
+    )
     require_standby: bool = Field(
         True,
         description="Refuse a Postgres that does not replicate synchronously to a standby that can be seen. Turn it off"

@@ -15,6 +15,7 @@ import httpx
 import psutil
 
 from headwater.cluster.nodes.schema import connect
+from headwater.cluster.nodes.status import cluster_status
 from headwater.cluster.shards import ShardMap
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from tests.cluster.nodes.servers import replicated_postgres
@@ -113,6 +114,15 @@ class RunningCluster:
         wait_until(lambda: set(self.owners().values()), lambda owners: owners == names, what=f"shards at {names}")
         for number in numbers:
             wait_until(partial(self._answers, number), what=f"an answer of node-{number}")
+
+    def wait_until_warm(self) -> None:
+        """Until every shard has a standby on another node."""
+
+        def warm() -> set[int]:
+            with connect(self.postgres.url, "test") as connection:
+                return {shard for node in cluster_status(connection).nodes for shard in node.warm}
+
+        wait_until(warm, lambda shards: shards == set(range(self.shards)), what="standbys of all shards")
 
     def _answers(self, number: int) -> bool:
         try:

@@ -190,11 +190,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
     parser.add_argument("--only", choices=FAULTS)
+    parser.add_argument("--standbys", type=int, default=0, help="the setting cluster.standbys of each node")
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
     names = [chosen.only] if chosen.only else list(FAULTS)
     faults = random.Random(chosen.seed).choices(names, k=chosen.rounds)
-    with running_cluster() as cluster:
+    with running_cluster(DS_CLUSTER__STANDBYS=str(chosen.standbys)) as cluster:
         counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
     print(json.dumps(counts))  # noqa: T201
 

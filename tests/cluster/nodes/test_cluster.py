@@ -38,12 +38,16 @@ ROUNDS = 200
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    """Its nodes use TLS between each other."""
+    """Its nodes use TLS between each other, and each has a warm standby of one shard."""
     directory = tmp_path_factory.mktemp("certificates")
     authority = make_certificate(directory, name="authority")
     node = make_certificate(directory, name="node", issuer=authority)
-    tls = {"CERT_PATH": node.cert_path, "KEY_PATH": node.key_path, "CA_PATH": authority.cert_path}
-    with running_cluster(**{f"DS_CLUSTER__TLS_{name}": str(path) for name, path in tls.items()}) as running:
+    with running_cluster(
+        DS_CLUSTER__TLS_CERT_PATH=str(node.cert_path),
+        DS_CLUSTER__TLS_KEY_PATH=str(node.key_path),
+        DS_CLUSTER__TLS_CA_PATH=str(authority.cert_path),
+        DS_CLUSTER__STANDBYS="1",
+    ) as running:
         yield running
 
 
@@ -83,10 +87,12 @@ def test_dead_node_loses_nothing_and_drained_one_is_not_missed(cluster: RunningC
     for name in names:
         assert httpx.put(urls(cluster, name)[0], headers=TEXT).status_code == 201
         appended(urls(cluster, name)[0], b"before;")
+    cluster.wait_until_warm()
     cluster.kill(0)
     for name in names:
         appended(urls(cluster, name)[1], b"without;")
         assert httpx.get(urls(cluster, name)[2]).content == b"before;without;"
+    assert any("the standby takes shard" in cluster.nodes[number].log() for number in (1, 2))
     cluster.start(0)
     cluster.wait_until_shared(0, 1, 2)
     assert cluster.nodes.pop(1).stop() == 0

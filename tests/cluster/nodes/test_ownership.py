@@ -34,7 +34,7 @@ def connection(running: LocalPostgres) -> Iterator[Connection]:
 class Node:
     """A node that makes its turns when the test says so."""
 
-    def __init__(self, connection: Connection, name: str, *, format_version: int = 1) -> None:
+    def __init__(self, connection: Connection, name: str, *, format_version: int = 1, standbys: int = 0) -> None:
         self.now_s = 100.0
         self._connection = connection
         self._ownership = Ownership(
@@ -44,14 +44,22 @@ class Node:
             LEASE_S,
             require_standby=False,
             format_version=format_version,
+            standbys=standbys,
             clock=lambda: self.now_s,
         )
         self.standing = Standing({}, 0.0, {})
         self.now_s += LEASE_S  # It has looked around.
 
-    def turn(self, *, reopen: tuple[int, ...] = (), release: tuple[int, ...] = (), takes: bool = True) -> Standing:
+    def turn(
+        self,
+        *,
+        reopen: tuple[int, ...] = (),
+        release: tuple[int, ...] = (),
+        takes: bool = True,
+        warm: tuple[int, ...] = (),
+    ) -> Standing:
         addresses = {shard: f"10.0.0.1:{shard}" for shard in self.standing.held if shard not in release}
-        self.standing = self._ownership.turn(self._connection, Turn(addresses, reopen, release, takes))
+        self.standing = self._ownership.turn(self._connection, Turn(addresses, reopen, release, takes, warm))
         assert not self.standing.problem
         return self.standing
 
@@ -121,3 +129,52 @@ def test_shard_of_a_later_version_is_left_to_nodes_that_can_read_it(connection: 
     newer.turn(release=tuple(newer.shards), takes=False)
     assert older.turn().held == {}
     assert set(other.turn().held)
+
+
+def shared(*nodes: Node) -> None:
+    """Until the nodes share the shards evenly."""
+    for _ in range(2 * SHARDS):
+        for node in nodes:
+            standing = node.turn()
+            if standing.surplus:
+                node.turn(release=(max(node.shards),))
+
+
+def test_standbys_of_three_nodes_cover_all_shards_and_never_their_own(connection: Connection) -> None:
+    nodes = [Node(connection, name, standbys=SHARDS // 3 + 1) for name in "abc"]
+    shared(*nodes)
+    assert [len(node.shards) for node in nodes] == [2, 2, 2]
+    standbys = [set(node.turn().standbys) for node in nodes]
+    for node, kept in zip(nodes, standbys, strict=True):
+        assert len(kept) == SHARDS // 3 + 1
+        assert not kept & node.shards
+    assert set().union(*standbys) == set(range(SHARDS))
+    assert nodes[0].turn(takes=False).standbys == ()
+
+
+def test_node_with_a_standby_takes_the_shard_and_the_others_leave_it_to_it(connection: Connection) -> None:
+    silent, warm, cold = (Node(connection, name, standbys=SHARDS) for name in "abc")
+    shared(silent, warm, cold)
+    (first, second) = sorted(silent.shards)
+    for _ in range(2):
+        warm.turn(warm=(second,))
+        cold.turn()
+        for node in (warm, cold):
+            node.now_s += LEASE_S * 0.55
+    # Both know that the node is gone, and each has room for one more.
+    assert cold.turn().held.keys() & {first, second} == {first}
+    assert warm.turn(warm=(second,)).held.keys() & {first, second} == {second}
+
+
+def test_standby_that_does_not_take_its_shard_does_not_keep_others_from_it(connection: Connection) -> None:
+    silent, warm, cold = (Node(connection, name, standbys=SHARDS) for name in "abc")
+    shared(silent, warm, cold)
+    lost = silent.shards
+    for _ in range(4):
+        warm.turn(takes=True, warm=tuple(lost))
+        warm.standing = Standing(
+            {shard: epoch for shard, epoch in warm.standing.held.items() if shard not in lost}, 0, {}
+        )
+        cold.turn()
+        cold.now_s += LEASE_S * 0.5
+    assert cold.turn().held.keys() & lost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -11,10 +11,12 @@ import pytest
 
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.schema import connect
+from headwater.cluster.nodes.standby import StandbyJournal
 from headwater.stack.database import LocalPostgres
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
 from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
+from headwater.storage.tiering.following import FollowedStorage, TakeOver
 from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.open import TierSettings, open_replicated
 from tests.storage.acid.driver import messages_of
@@ -35,10 +37,12 @@ class Shard:
         self._objects = objects
 
     @contextmanager
-    def opened(self, epoch: int, *, grace_s: float = 3600.0) -> Iterator[TieredRun]:
+    def opened(self, epoch: int, *, grace_s: float = 3600.0, keep_s: float = 0.0) -> Iterator[TieredRun]:
         with connect(self._running.url, "test") as connection:
             connection.execute("UPDATE headwater.shard SET epoch = %s WHERE id = %s", [epoch, self._number])
-        journal = PostgresJournal(self._running.url, self._number, epoch, require_standby=False, is_ours=lambda: False)
+        journal = PostgresJournal(
+            self._running.url, self._number, epoch, require_standby=False, is_ours=lambda: False, keep_s=keep_s
+        )
         tier = TierSettings(2**30, 2**30, grace_s, retry_s=0.02)
         directory = self._directory / str(epoch)
         with closing(journal):
@@ -47,6 +51,50 @@ class Shard:
                 run = TieredRun(storage, files, directory)
                 run.driver.ids = random.Random(epoch)
                 yield run
+
+    @contextmanager
+    def followed(
+        self, epoch: int, script: Sequence[Callable[[], object]], *, head_s: float = 0.0, grace_s: float = 3600.0
+    ) -> Iterator[TieredRun]:
+        """A standby, which takes the shard over in this epoch after the script; it reads the journal after each
+        step."""
+        followed = StandbyJournal(self._running.url, self._number)
+        steps = iter(script)
+        taken: list[PostgresJournal] = []
+
+        def wait() -> TakeOver | None:
+            step = next(steps, None)
+            if step is not None:
+                step()
+                return None
+            with connect(self._running.url, "test") as connection:
+                connection.execute("UPDATE headwater.shard SET epoch = %s WHERE id = %s", [epoch, self._number])
+            taken.append(
+                PostgresJournal(self._running.url, self._number, epoch, require_standby=False, is_ours=lambda: False)
+            )
+            followed.check_timeline()
+            return TakeOver(epoch, taken[0])
+
+        directory = self._directory / f"standby-{epoch}"
+        tier = TierSettings(2**30, 2**30, grace_s, retry_s=0.02)
+        storage = FollowedStorage(
+            self._objects,
+            directory,
+            tier,
+            SMALL,
+            journal=followed,
+            wait=wait,
+            on_warm=lambda: None,
+            head_s=head_s,
+        )
+        try:
+            with closing(storage):
+                run = TieredRun(storage, storage.files, directory)
+                run.driver.ids = random.Random(epoch)
+                yield run
+        finally:
+            for journal in taken:
+                journal.close()
 
     def batches(self) -> int:
         with connect(self._running.url, "test") as connection:

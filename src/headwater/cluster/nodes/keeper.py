@@ -79,7 +79,14 @@ def run_keeper(settings: Settings, node: str, owner: str, address: str, control:
         return 1
     control.send(_encode(opened))
     cluster = settings.cluster
-    ownership = Ownership(node, owner, address, cluster.lease_secs, require_standby=cluster.require_standby)
+    ownership = Ownership(
+        node,
+        owner,
+        address,
+        cluster.lease_secs,
+        require_standby=cluster.require_standby,
+        standbys=cluster.standbys,
+    )
     connection: Connection | None = None
     while data := control.recv(_PACKET_MAX_BYTES):
         turn = _decode_turn(data)

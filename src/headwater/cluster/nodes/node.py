@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headwater.cluster")
 
 TURNS_PER_LEASE: Final = 6
+STANDBY_S: Final = 5.0
+"""A standby that ended is not started again before this time has passed since its start."""
 HAND_OVER_S: Final = 2.0
 """How long a shard that is handed over may take to complete its requests."""
 LINGER_S: Final = 1.0
@@ -87,6 +89,10 @@ class NodeSupervisor(WorkerSupervisor):
         self._problem = ""
         self._epochs: dict[int, int] = {}
         """The epoch of the last started process of each shard."""
+        self._standbys: set[int] = set()
+        """Shards of other nodes whose process here is a standby."""
+        self._standby_from_s: dict[int, float] = {}
+        """When the next standby of a shard may start."""
         self._reopen: set[int] = set()
         self._release: set[int] = set()
         self._moving: WorkerProcess | None = None
@@ -118,7 +124,7 @@ class NodeSupervisor(WorkerSupervisor):
             self._map,
             self._listening,
             control,
-            epoch=self._epochs[number],
+            epoch=None if number in self._standbys else self._epochs[number],
             lease=messages.ShardLease(self._standing.until_s, self._standing.owners),
             host=self._host,
         )
@@ -139,7 +145,8 @@ class NodeSupervisor(WorkerSupervisor):
         return False  # It may be the shard of another node by now, or its next attempt succeeds.
 
     def _is_leaving(self, worker: WorkerProcess) -> bool:
-        return worker is self._moving or worker.number not in self._standing.held
+        number = worker.number
+        return worker is self._moving or number in self._standbys or number not in self._standing.held
 
     def _restart(self, worker: WorkerProcess) -> None:
         worker.restart_at_s = None
@@ -151,6 +158,8 @@ class NodeSupervisor(WorkerSupervisor):
         if self._leave_until_s is None:
             log.info("handing over %d shards", len(self._standing.held))
             self._leave_until_s = time.monotonic() + self._settings.server.drain_timeout_secs
+            for shard in tuple(self._standbys):
+                self._end_standby(self._workers[shard])
             self._next_turn_s = 0.0
 
     # -- turns -----------------------------------------------------------------------------------------------------
@@ -164,6 +173,7 @@ class NodeSupervisor(WorkerSupervisor):
                 tuple(self._reopen & held.keys()),
                 tuple(self._release),
                 takes=self._leave_until_s is None,
+                warm=tuple(shard for shard in sorted(self._standbys) if self._workers[shard].is_warm),
             )
             send_turn(self._keeper, self._asked)
 
@@ -195,18 +205,53 @@ class NodeSupervisor(WorkerSupervisor):
 
     def _follow(self) -> None:
         """Start and stop processes according to the leases."""
-        held = self._standing.held
+        held, is_leaving = self._standing.held, self._leave_until_s is not None
         lease = messages.ShardLease(self._standing.until_s, self._standing.owners)
         for worker in self._workers:
-            epoch = held.get(worker.number)
-            if worker.is_running:
-                if epoch != self._epochs.get(worker.number):
+            shard = worker.number
+            epoch = held.get(shard)
+            if not worker.is_running:
+                self._standbys.discard(shard)
+            if shard in self._standbys:
+                self._follow_standby(worker, epoch, lease)
+            elif worker.is_running:
+                if epoch != self._epochs.get(shard):
                     os.kill(worker.pid, signal.SIGKILL)
                 else:
                     self._send(worker, lease)
-            elif epoch is not None and epoch != self._epochs.get(worker.number) and self._leave_until_s is None:
-                self._epochs[worker.number] = epoch
+            elif is_leaving:
+                continue
+            elif epoch is not None and epoch != self._epochs.get(shard):
+                self._epochs[shard] = epoch
                 self._start(worker)
+            elif epoch is None and shard in self._standing.standbys:
+                self._start_standby(worker)
+
+    # -- standbys --------------------------------------------------------------------------------------------------
+
+    def _start_standby(self, worker: WorkerProcess) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._standby_from_s.get(worker.number, 0.0):
+            self._standby_from_s[worker.number] = now_s + STANDBY_S
+            self._standbys.add(worker.number)
+            self._start(worker)
+
+    def _follow_standby(self, worker: WorkerProcess, epoch: int | None, lease: messages.ShardLease) -> None:
+        """Let a standby become the owner, or end it."""
+        if epoch is None:
+            if worker.number not in self._standing.standbys:
+                self._end_standby(worker)
+        elif worker.is_warm:
+            self._standbys.discard(worker.number)
+            self._epochs[worker.number] = epoch
+            self._send(worker, lease)
+            self._send(worker, messages.TakeOver(epoch))
+        else:
+            self._end_standby(worker)  # It is not faster than a new process.
+
+    def _end_standby(self, worker: WorkerProcess) -> None:
+        if worker.is_running:
+            os.kill(worker.pid, signal.SIGKILL)
 
     # -- handing over ----------------------------------------------------------------------------------------------
 

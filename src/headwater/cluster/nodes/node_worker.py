@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import time
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 from headwater.cluster import messages
 from headwater.cluster.nodes.link_tls import link_tls
 from headwater.cluster.nodes.links import ShardLinks
-from headwater.cluster.nodes.open_shard import open_shard, shard_directory
+from headwater.cluster.nodes.open_shard import empty_directory, open_shard, shard_directory
+from headwater.cluster.nodes.standby import open_standby
 from headwater.cluster.nodes.status_page import StatusPage
 from headwater.cluster.relay import Relay
 from headwater.cluster.shards import ShardMap
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headwater.cluster")
 
 CHECK_S: Final = 0.05
+FOLLOW_S: Final = 0.2
+"""How often a standby reads new batches."""
 ANSWER_S: Final = 0.2
 """Time for the refusals of waiting writers to be sent before the process ends."""
 EXPIRED_CODE: Final = 3
@@ -49,24 +53,36 @@ class NodeWorker(ServingWorker):
         listening: socket.socket,
         control: socket.socket,
         *,
-        epoch: int,
+        epoch: int | None,
         lease: messages.ShardLease,
         host: str,
     ) -> None:
-        directory = shard_directory(settings.storage.data_dir, shard, epoch)
+        """Without an epoch it is a standby, until it is told to take the shard over."""
+        directory = shard_directory(settings.storage.data_dir, shard, epoch or 0)
         # A commit is a round trip to another machine: never on the event loop.
         storage = settings.storage.model_copy(update={"data_dir": directory, "commit": "thread"})
         super().__init__(
             settings.model_copy(update={"storage": storage}), reloader, shard, shard_map, listening, control
         )
         self._node_settings = settings
-        self._epoch = epoch
+        self._epoch: int | None = epoch
         self._lease = lease
         self._host = host
         self._links: ShardLinks | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def _open_store(self, open_packs_max: int) -> Store:
+        if self._epoch is None:
+            return open_standby(
+                self._node_settings,
+                self._number,
+                self._map.shards,
+                empty_directory(self._node_settings, self._number, 0),
+                open_packs_max,
+                wait=self._wait_as_standby,
+                on_warm=self._report_warm,
+                is_ours=self._is_ours,
+            )
         return open_shard(
             self._node_settings, self._number, self._map.shards, self._epoch, open_packs_max, self._is_ours
         )
@@ -74,7 +90,26 @@ class NodeWorker(ServingWorker):
     def _routes(self, routes: tuple[Route, ...], relay: Relay, store: Store) -> tuple[Route, ...]:
         return StatusPage(self._node_settings, relay, store).routes(routes)
 
+    def _wait_as_standby(self) -> int | None:
+        """Wait for messages of the supervisor; returns the epoch when the shard is to be taken over."""
+        select.select([self._control], [], [], FOLLOW_S)
+        self._on_control()
+        if self._stop.is_set() or self._drain.is_set():
+            logging.shutdown()
+            os._exit(0)
+        return self._epoch
+
+    def _report_warm(self) -> None:
+        messages.send(self._control, messages.Warm())
+
+    def _on_take_over(self, epoch: int) -> None:
+        log.info("the standby takes shard %d over", self._number)
+        self._epoch = epoch
+
     async def _begin(self, store: Store) -> str:
+        assert self._epoch is not None
+        # A standby was in one iteration of the loop since its start, so the loop's time is old.
+        await asyncio.sleep(0)
         settings = self._settings.cluster
         links = self._links = ShardLinks(self._peers, self._epoch, settings.secret, link_tls(settings))
         port = links.listen(self._host, settings.peer_port + self._number if settings.peer_port else 0)

@@ -20,12 +20,52 @@ from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.open import TierSettings, open_objects, open_replicated
 
+KEPT_S: Final = 10.0
+"""How long batches that the object store has are kept for standbys, which read them five times per second."""
 SHARE_MIN_BYTES: Final = 16 * 1024 * 1024
 
 
 def shard_directory(root: Path, shard: int, epoch: int) -> Path:
     """Where the process of a shard keeps its files. Each has its own: one that ended may not know it yet."""
     return root / f"shard-{shard:03}" / f"{epoch:010}"
+
+
+def empty_directory(settings: Settings, shard: int, epoch: int) -> Path:
+    """The directory of a process that starts now; those of earlier processes are removed."""
+    directory = shard_directory(settings.storage.data_dir, shard, epoch)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(directory.parent)
+    return directory
+
+
+def open_journal(settings: Settings, shard: int, epoch: int, is_ours: Callable[[], bool]) -> PostgresJournal:
+    """The journal of a shard, for the owner. Raises `psycopg.Error`, or `StorageError` if the epoch is not current."""
+    cluster = settings.cluster
+    return PostgresJournal(
+        cluster.postgres_url,
+        shard,
+        epoch,
+        require_standby=cluster.require_standby,
+        is_ours=is_ours,
+        keep_s=KEPT_S if cluster.standbys else 0.0,
+    )
+
+
+def tier_settings(settings: Settings, shards: int) -> TierSettings:
+    storage = settings.storage
+    return TierSettings(
+        max(SHARE_MIN_BYTES, storage.cold_cache_bytes // shards),
+        max(SHARE_MIN_BYTES, storage.cold_backlog_bytes // shards),
+        storage.cold_grace_secs,
+    )
+
+
+def store_settings(settings: Settings, open_packs_max: int) -> StoreSettings:
+    return StoreSettings(
+        segment_bytes=settings.storage.segment_bytes,
+        hot_tail_bytes=settings.hot_tail_bytes,
+        open_packs_max=open_packs_max,
+    )
 
 
 def shard_objects(cold: str, shard: int) -> Objects:
@@ -38,31 +78,19 @@ def open_shard(
 ) -> Store:
     """Open a shard in an epoch that this node owns. Raises `StorageError` if it does not, or if something is
     missing."""
-    storage, cluster = settings.storage, settings.cluster
-    directory = shard_directory(storage.data_dir, shard, epoch)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(directory.parent)
+    storage = settings.storage
+    directory = empty_directory(settings, shard, epoch)
     try:
-        journal = PostgresJournal(
-            cluster.postgres_url, shard, epoch, require_standby=cluster.require_standby, is_ours=is_ours
-        )
+        journal = open_journal(settings, shard, epoch, is_ours)
     except psycopg.Error as error:
         raise StorageError(f"The journal of shard {shard} cannot be opened: {error}") from error
     assert storage.cold is not None
-    tier = TierSettings(
-        max(SHARE_MIN_BYTES, storage.cold_cache_bytes // shards),
-        max(SHARE_MIN_BYTES, storage.cold_backlog_bytes // shards),
-        storage.cold_grace_secs,
-    )
-    sizes = StoreSettings(
-        segment_bytes=storage.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes, open_packs_max=open_packs_max
-    )
     try:
         opened = open_replicated(
             shard_objects(storage.cold, shard),
             directory,
-            tier,
-            sizes,
+            tier_settings(settings, shards),
+            store_settings(settings, open_packs_max),
             epoch=epoch,
             replica=journal,
             reserve=DescriptorReserve(),

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import Final, NamedTuple
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import psycopg
@@ -27,6 +28,9 @@ HELD_PART: Final = 0.9
 """A node relies on a lease for this fraction of its time, because clocks may run at slightly different speeds."""
 SETTLE_PART: Final = 0.4
 """A new node only observes for this fraction of a lease, so that nodes that start together find each other."""
+
+DEFER_PART: Final = 0.5
+"""How much longer a node waits, as a fraction of a lease, before it takes a shard of which another has a standby."""
 
 _RENEW: Final = """
 WITH beat AS (
@@ -58,6 +62,10 @@ RETURNING shard.id, shard.epoch
 """
 
 
+def _weight(node: str, shard: int) -> int:
+    return zlib.crc32(f"{node}/{shard}".encode())
+
+
 class Turn(msgspec.Struct, frozen=True, tag="turn"):
     """The request of a node's supervisor for one turn."""
 
@@ -68,6 +76,8 @@ class Turn(msgspec.Struct, frozen=True, tag="turn"):
     release: tuple[int, ...] = ()
     takes: bool = True
     """Whether it takes shards: not while it drains."""
+    warm: tuple[int, ...] = ()
+    """Shards that it can take over without loading them, because it has a standby."""
 
 
 class Standing(msgspec.Struct, frozen=True, tag="standing"):
@@ -81,6 +91,8 @@ class Standing(msgspec.Struct, frozen=True, tag="standing"):
     """The epoch and the address of every shard that can be reached."""
     surplus: int = 0
     """The number of shards that it should hand over."""
+    standbys: tuple[int, ...] = ()
+    """The shards of others that it should keep a standby of."""
     problem: str = ""
     """Why the turn failed; the other fields are then not valid."""
 
@@ -103,6 +115,7 @@ class Ownership:
         lease_s: float,
         *,
         require_standby: bool = True,
+        standbys: int = 0,
         format_version: int = FORMAT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -111,6 +124,7 @@ class Ownership:
         self._address = address
         self._lease_s = lease_s
         self._require_standby = require_standby
+        self._standbys_max = standbys
         condition = SYNCHRONOUS if require_standby else ""
         self._reopen_statement = _REOPEN.format(condition)
         self._take_statement = _TAKE.format(condition)
@@ -139,7 +153,7 @@ class Ownership:
             _RENEW,
             node=self._node,
             address=self._address,
-            report=Jsonb({"shards": sorted(wanted.addresses), "leaves": not wanted.takes}),
+            report=Jsonb({"shards": sorted(wanted.addresses), "leaves": not wanted.takes, "warm": list(wanted.warm)}),
             shards=renewed,
             addresses=[wanted.addresses[shard] or None for shard in renewed],
         )
@@ -151,8 +165,13 @@ class Ownership:
                 "SELECT id, epoch, owner, lease, address, format FROM headwater.shard ORDER BY id"
             ).fetchall()
         ]
-        share = math.ceil(len(rows) / self._nodes(connection))
-        free = [row for row in rows if row.id not in held and self._is_free(row)]
+        others = self._others(connection)
+        share = math.ceil(len(rows) / (1 + len(others)))
+        warm_elsewhere = set().union(*others.values()) - set(wanted.warm)
+        free = [
+            row for row in rows if row.id not in held and self._is_free(row, is_warm_elsewhere=row.id in warm_elsewhere)
+        ]
+        free.sort(key=lambda row: row.id not in wanted.warm)
         if wanted.takes and len(held) < share and free and self._clock() >= self._takes_from_s:
             taken = free[: share - len(held)]
             held |= self._epochs(
@@ -167,7 +186,8 @@ class Ownership:
             return Standing({}, 0.0, {}, problem="a lease may not be replicated")
         owners = {row.id: (row.epoch, row.address) for row in rows if row.address is not None}
         surplus = max(0, len(held) - share) if wanted.takes else len(held)
-        return Standing(held, started_s + HELD_PART * self._lease_s, owners, surplus)
+        standbys = self._standbys(rows, held, set(others), set(wanted.warm)) if wanted.takes else ()
+        return Standing(held, started_s + HELD_PART * self._lease_s, owners, surplus, standbys)
 
     def leave(self, connection: Connection) -> None:
         """Remove the node when it ends, so that others do not wait for it."""
@@ -177,30 +197,44 @@ class Ownership:
         rows = connection.execute(statement, {"owner": self._owner, **values}).fetchall()
         return {int(str(shard)): int(str(epoch)) for shard, epoch in rows}
 
-    def _is_free(self, row: _Row) -> bool:
+    def _is_free(self, row: _Row, *, is_warm_elsewhere: bool) -> bool:
+        """Whether this node may take a shard; a moment later if another one has a standby of it."""
         if row.format > self._format:
             return False  # Written by a later version, which this one cannot read.
-        return row.owner is None or self._stands_still(row.id, (row.epoch, row.lease))
+        still_s = 0.0 if row.owner is None else self._lease_s
+        if is_warm_elsewhere:
+            still_s += DEFER_PART * self._lease_s
+        return self._stands_still(row.id, (row.epoch, row.lease), still_s)
 
-    def _nodes(self, connection: Connection) -> int:
-        """The number of nodes that take shards, including this one."""
-        alive = 1
-        for name, incarnation, beats, leaves in connection.execute(
-            "SELECT name, incarnation, beats, COALESCE((report->>'leaves')::boolean, false) FROM headwater.node"
-        ).fetchall():
-            stands_still = self._stands_still(name, (incarnation, beats))
-            if name != self._node and not leaves and not stands_still:
-                alive += 1
+    def _others(self, connection: Connection) -> dict[str, set[int]]:
+        """The other nodes that take shards, with the shards of which they have standbys."""
+        alive: dict[str, set[int]] = {}
+        rows: Any = connection.execute("SELECT name, incarnation, beats, report FROM headwater.node").fetchall()
+        for name, incarnation, beats, report in rows:
+            stands_still = self._stands_still(name, (incarnation, beats), self._lease_s)
+            if name != self._node and not report.get("leaves") and not stands_still:
+                alive[name] = set(report.get("warm", ()))
         return alive
 
-    def _stands_still(self, what: object, value: object) -> bool:
-        """Whether this node has seen the same value for the length of a lease."""
+    def _standbys(self, rows: list[_Row], held: Mapping[int, int], others: set[str], warm: set[int]) -> tuple[int, ...]:
+        """The shards of which this node should have a standby: each node finds the same order for a shard."""
+        ranked = []
+        for row in rows:
+            if row.id in held or row.format > self._format:
+                continue
+            owner = row.owner.partition("#")[0] if row.owner is not None else ""
+            order = sorted({self._node, *others} - {owner}, key=lambda name: _weight(name, row.id))
+            is_needed = row.id in warm and owner not in others
+            ranked.append((not is_needed, order.index(self._node), _weight(self._node, row.id), row.id))
+        return tuple(sorted(shard for *_, shard in sorted(ranked)[: self._standbys_max]))
+
+    def _stands_still(self, what: object, value: object, for_s: float) -> bool:
+        """Whether this node has seen the same value for this long."""
         now_s = self._clock()
         seen = self._seen.get(what)
         if seen is None or seen[0] != value:
-            self._seen[what] = (value, now_s)
-            return False
-        return now_s - seen[1] >= self._lease_s
+            seen = self._seen[what] = (value, now_s)
+        return now_s - seen[1] >= for_s
 
     def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING":

@@ -18,6 +18,7 @@ this epoch, because each process gets another one.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -63,13 +64,16 @@ class PostgresJournal:
         require_standby: bool = True,
         is_ours: Callable[[], bool] = lambda: True,
         retry_s: float = RETRY_S,
+        keep_s: float = 0.0,
     ) -> None:
+        """`keep_s`: how long batches are kept that the object store has, for standbys that have not read them yet."""
         self._url = url
         self.shard: Final = shard
         self.epoch: Final = epoch
         self._is_ours = is_ours
         """Whether to continue retries: the lease has not expired."""
         self._retry_s = retry_s
+        self._keep_s = keep_s
         condition = SYNCHRONOUS if require_standby else ""
         self._commit_statement = _COMMIT.format(condition)
         self._confirm_statement = _CONFIRM.format(condition)
@@ -106,6 +110,14 @@ class PostgresJournal:
         return read_batches(self._connected(), self.shard, after_lsn)
 
     def trim(self, lsn: int) -> None:
+        if self._keep_s:
+            timer = threading.Timer(self._keep_s, self._delete, [lsn])
+            timer.daemon = True
+            timer.start()
+        else:
+            self._delete(lsn)
+
+    def _delete(self, lsn: int) -> None:
         # On a separate connection: another thread commits.
         try:
             with connect(self._url, f"trim {self.shard}") as connection:

@@ -113,6 +113,11 @@ class _NewestTimeline:
 _newest: Final = _NewestTimeline()
 
 
+def newest_timeline() -> int:
+    """The newest timeline that this process has seen: that of its last connection."""
+    return _newest.timeline
+
+
 def _timeline(connection: Connection) -> int | None:
     """The timeline of a primary; None for a standby."""
     row = connection.execute("SELECT pg_is_in_recovery()").fetchone()

@@ -16,6 +16,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """The number of shards that it owns."""
     leaves: bool
     """Whether it drains."""
+    warm: list[int]
+    """The shards of other nodes of which it has a warm standby."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
@@ -53,7 +55,8 @@ def cluster_status(connection: Connection, *, require_standby: bool = True) -> C
     ).fetchall()
     nodes: Any = connection.execute(
         "SELECT name, address, (SELECT count(*) FROM headwater.shard WHERE owner = incarnation),"
-        " COALESCE((report->>'leaves')::boolean, false) FROM headwater.node ORDER BY name"
+        " COALESCE((report->>'leaves')::boolean, false), COALESCE(report->'warm', '[]')"
+        " FROM headwater.node ORDER BY name"
     ).fetchall()
     return ClusterStatus(
         identity[0] if identity else "",

@@ -83,20 +83,28 @@ FREEZE_TRIES_MAX: Final = 8
 
 class PackStore:
     def __init__(
-        self, filesystem: Filesystem, directory: Path, settings: StoreSettings, tier: LowerTier | None = None
+        self,
+        filesystem: Filesystem,
+        directory: Path,
+        settings: StoreSettings,
+        tier: LowerTier | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
+        """With a `recovery`, its state is used: it was made while another process was writing the store."""
         self._tier = tier
         self.save_after_s = tier.save_after_s if tier is not None else None
         self._filesystem = filesystem
         self._path = directory
         self._clock_check_every = settings.clock_check_every
-        self._manifest = Manifest(filesystem, directory, rewrite_floor=settings.manifest_floor_bytes)
+        self._recovery: Final = recovery or Recovery(
+            filesystem, directory, Manifest(filesystem, directory, rewrite_floor=settings.manifest_floor_bytes)
+        )
+        self._manifest: Final = self._recovery.manifest
         self.pack_set: Final = PackSet(
             filesystem, directory / PACKS_NAME, fanout=settings.fanout, open_max=settings.open_packs_max
         )
         self._big_bytes = settings.big_bytes
         self._unsaved = UnsavedState()
-        self._recovery = Recovery(filesystem, directory, self._manifest)
         self._context: PackContext | None = None
         self._to_freeze: set[int] = set()
         self._frozen: list[Frozen] = []

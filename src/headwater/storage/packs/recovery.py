@@ -16,7 +16,7 @@ from headwater.storage import extents
 from headwater.storage.extents import EXTENT, NO_EXTENTS
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError
-from headwater.storage.journal.frames import Logged, read_batch
+from headwater.storage.journal.frames import Frame, Logged, read_batch
 from headwater.storage.journal.replay import Replay
 from headwater.storage.journal.segments import (
     HEADER_BYTES,
@@ -41,7 +41,7 @@ class Recovery:
         self._directory = directory
         self.journal_directory: Final = journal_directory(filesystem, directory)
         self._pack_directory = directory / PACKS_NAME
-        self._manifest = manifest
+        self.manifest: Final = manifest
         self._replay: Replay | None = None
         self._names: dict[int, str] = {}
         self._ahead: dict[int, int] = {}
@@ -61,18 +61,10 @@ class Recovery:
         if not self._filesystem.exists(self._pack_directory):
             # Tools that copy directories often leave out empty ones.
             self._filesystem.make_directory(self._pack_directory)
-        states = self._manifest.load()
-        saved = self._saved_extents()
-        self.last_lsn = self._manifest.lsn
-        for kept in states:
-            self._restore_state(kept, saved)
-            yield kept.state
-        replay = Replay(self._filesystem, self.journal_directory, self._manifest.segment, self.name_of)
+        yield from self._saved_records()
+        replay = Replay(self._filesystem, self.journal_directory, self.manifest.segment, self.name_of)
         for frame in replay.batches():
-            if frame.number + frame.entries > self._manifest.lsn + 1:
-                for logged in read_batch(frame):
-                    if logged.lsn > self._manifest.lsn:
-                        yield from self._replay_record(logged)
+            yield from self._replay_batch(frame)
         if replay.has_losses:
             yield from self._repeat_lost_retains()
         else:
@@ -84,7 +76,7 @@ class Recovery:
         """Repair the directory, and begin a new segment."""
         if self._replay is None:
             return self._create(durable=durable, segment_bytes=segment_bytes)
-        self._manifest.repair()
+        self.manifest.repair()
         self._replay.repair()
         writer = FileJournal(
             self._filesystem,
@@ -103,9 +95,9 @@ class Recovery:
     def name_of(self, stream_id: int) -> str | None:
         """Describe a stream for an error message; None if there is no such stream."""
         name = self._names.get(stream_id)
-        if name is None and stream_id not in self._manifest.at:
+        if name is None and stream_id not in self.manifest.at:
             return None
-        return name_of(self._manifest, stream_id, name)
+        return name_of(self.manifest, stream_id, name)
 
     # -- implementation --------------------------------------------------------------------------------------------
 
@@ -118,13 +110,28 @@ class Recovery:
                     if directory == self._pack_directory or self._filesystem.size(path) > HEADER_BYTES:
                         raise CorruptError(f"{self._directory / NAME} is missing, but {directory} has data.")
 
+    def _saved_records(self) -> Iterator[Record]:
+        """The states as of the last checkpoint."""
+        states = self.manifest.load()
+        saved = self._saved_extents()
+        self.last_lsn = self.manifest.lsn
+        for kept in states:
+            self._restore_state(kept, saved)
+            yield kept.state
+
+    def _replay_batch(self, frame: Frame) -> Iterator[Record]:
+        if frame.number + frame.entries > self.manifest.lsn + 1:
+            for logged in read_batch(frame):
+                if logged.lsn > self.manifest.lsn:
+                    yield from self._replay_record(logged)
+
     def _saved_extents(self) -> dict[int, bytes]:
         """The extents of all streams, including removed ones, from the directories of the packs."""
         saved: dict[int, bytes] = {}
         get = saved.get
         pack_extent = EXTENT.pack
-        self.last_pack = max((*pack_numbers(self._filesystem, self._pack_directory), *self._manifest.packs), default=0)
-        for info in sorted(self._manifest.packs.values(), key=lambda info: info.born):
+        self.last_pack = max((*pack_numbers(self._filesystem, self._pack_directory), *self.manifest.packs), default=0)
+        for info in sorted(self.manifest.packs.values(), key=lambda info: info.born):
             try:
                 pack = Pack(self._filesystem, self._pack_directory, info)
             except FileNotFoundError:
@@ -155,7 +162,7 @@ class Recovery:
             self._missing[state.id] = (state.name, start, state.accessed_ms)
             self._note_retained(state.id, state.retained_position)
         self.streams[state.id] = StreamData(*start, blob)
-        if kept.lsn > self._manifest.lsn:
+        if kept.lsn > self.manifest.lsn:
             self._ahead[state.id] = kept.lsn
             self.last_lsn = max(self.last_lsn, kept.lsn)
 
@@ -198,14 +205,14 @@ class Recovery:
         stored = self.streams.pop(stream_id)
         self._missing.pop(stream_id, None)
         self.dirty.discard(stream_id)
-        if stream_id in self._manifest.at:
+        if stream_id in self.manifest.at:
             stored.tail = None
             self.removed[stream_id] = stored
 
     def _check_complete(self, replay: Replay) -> None:
-        if replay.segments and replay.last_lsn < self._manifest.lsn:
+        if replay.segments and replay.last_lsn < self.manifest.lsn:
             raise CorruptError(
-                f"{self.journal_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
+                f"{self.journal_directory} ends at record {replay.last_lsn}, before checkpoint {self.manifest.lsn}."
             )
         for stream_id, (name, start, _) in self._missing.items():
             raise CorruptError(f"Stream {name!r} ({stream_id:016x}): bytes before position {start[1]} are missing.")
@@ -233,16 +240,16 @@ class Recovery:
             segment_bytes=segment_bytes,
             durable=durable,
         )
-        self._manifest.create()
+        self.manifest.create()
         return writer
 
     def _remove_leftovers(self) -> None:
         filesystem = self._filesystem
-        remove_segments_before(filesystem, self.journal_directory, self._manifest.segment)
+        remove_segments_before(filesystem, self.journal_directory, self.manifest.segment)
         leftovers = [
             pack_path(self._pack_directory, number)
             for number in pack_numbers(filesystem, self._pack_directory)
-            if number not in self._manifest.packs
+            if number not in self.manifest.packs
         ]
         if filesystem.exists(self._directory / NEW_NAME):
             leftovers.append(self._directory / NEW_NAME)

@@ -113,13 +113,30 @@ def _build(
     """Build the store of a directory whose prefix is claimed. With a replica, the local journal is not synced."""
     directory = opened.path
     files = TieredFilesystem(objects, directory, reserve)
+    tier = build_tier(objects, files, claimed, directory, tier_settings, replica)
+    cold = PackStore(files, directory, settings, tier)
+    storage = JournaledStorage(
+        files, opened, cold, durable=replica is None, settings=settings, worker=worker, clock=clock
+    )
+    return TieredStore(storage, files)
+
+
+def build_tier(
+    objects: Objects,
+    files: TieredFilesystem,
+    claimed: ClaimedPrefix,
+    directory: Path,
+    tier_settings: TierSettings,
+    replica: JournalReplica | None,
+) -> Tier:
+    """The tier of a directory whose prefix is claimed."""
     files.stores_blobs_first = replica is not None
     files.uploader = uploader = Uploader(
         objects, claimed, directory, files, files.remove, grace_s=tier_settings.grace_s, retry_s=tier_settings.retry_s
     )
     if replica is not None:
         uploader.on_stored = replica.trim
-    tier = Tier(
+    return Tier(
         files,
         uploader,
         claimed,
@@ -128,11 +145,6 @@ def _build(
         backlog_bytes=tier_settings.backlog_bytes,
         replica=replica,
     )
-    cold = PackStore(files, directory, settings, tier)
-    storage = JournaledStorage(
-        files, opened, cold, durable=replica is None, settings=settings, worker=worker, clock=clock
-    )
-    return TieredStore(storage, files)
 
 
 def open_objects(url: str) -> Objects:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from headwater.storage.directory import write_file
+from headwater.storage.directory import replace_file, write_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError
 from headwater.storage.journal.frames import read_frame
@@ -81,34 +81,74 @@ def restore_replicated(
 def _write_journal(
     filesystem: Filesystem, journal: Path, manifest: Manifest, replica: JournalSource, segment_bytes: int
 ) -> None:
-    number, lsn = manifest.segment, manifest.lsn
-    writer: FileJournal | None = None
+    copy = JournalCopy(filesystem, journal, manifest, segment_bytes)
     for batch in replica.batches(manifest.lsn):
+        copy.add(batch)
+    if copy.lsn != replica.last_lsn:
+        raise CorruptError(
+            f"The replicated journal ends at record {copy.lsn}, and its writer wrote {replica.last_lsn}."
+        )
+    copy.close()
+
+
+class JournalCopy:
+    """A new local journal after a manifest, written from the batches of a replica."""
+
+    def __init__(self, filesystem: Filesystem, journal: Path, manifest: Manifest, segment_bytes: int) -> None:
+        self._filesystem = filesystem
+        self._journal = journal
+        self._segment_bytes = segment_bytes
+        self._number = manifest.segment
+        self._writer: FileJournal | None = None
+        self.lsn = manifest.lsn
+        """The last record of the last batch."""
+
+    def add(self, batch: bytearray) -> None:
+        """Write the next batch. Raises `CorruptError` if it is damaged, or if another one is missing before it."""
         frame = read_frame(memoryview(batch), 0, int.from_bytes(batch[:8], "little"))
         if frame is None or frame.end != len(batch):
-            raise CorruptError(f"The batch after record {lsn} in the replicated journal is damaged.")
-        if writer is None:
-            lsn = min(lsn, frame.number - 1)
-        if frame.number != lsn + 1:
-            raise CorruptError(f"The replicated journal continues with record {frame.number} after {lsn}.")
+            raise CorruptError(f"The batch after record {self.lsn} in the replicated journal is damaged.")
+        if self._writer is None:
+            # The first batch may begin before the end of the manifest.
+            self.lsn = min(self.lsn, frame.number - 1)
+        if frame.number != self.lsn + 1:
+            raise CorruptError(f"The replicated journal continues with record {frame.number} after {self.lsn}.")
         entries = frame.entries
         del frame
-        if writer is not None and writer.size_bytes >= segment_bytes:
-            writer.close()
-            writer, number = None, number + 1
-        if writer is None:
-            writer = _begin_segment(filesystem, journal, number, lsn)
+        if self._writer is not None and self._writer.size_bytes >= self._segment_bytes:
+            self._writer.close()
+            self._number += 1
+            self._writer = self._begin_segment()
+        writer = self._writer = self._writer or self._begin_segment()
         writer.adopt(batch, entries)
-        lsn += entries
-    if lsn != replica.last_lsn:
-        raise CorruptError(f"The replicated journal ends at record {lsn}, and its writer wrote {replica.last_lsn}.")
-    (writer or _begin_segment(filesystem, journal, number, lsn)).close()
+        self.lsn += entries
+
+    def close(self) -> None:
+        (self._writer or self._begin_segment()).close()
+
+    def _begin_segment(self) -> FileJournal:
+        return FileJournal(
+            self._filesystem,
+            self._journal,
+            number=self._number,
+            last_lsn=self.lsn,
+            previous_lsn=self.lsn,
+            segment_bytes=1,
+            durable=False,
+        )
 
 
-def _begin_segment(filesystem: Filesystem, journal: Path, number: int, last_lsn: int) -> FileJournal:
-    return FileJournal(
-        filesystem, journal, number=number, last_lsn=last_lsn, previous_lsn=last_lsn, segment_bytes=1, durable=False
-    )
+def restore_manifest(filesystem: Filesystem, directory: Path, objects: Objects, head: StoreHead) -> None:
+    """Replace the manifest of a directory, which may be empty, by that of `head`, and remove the journal."""
+    journal = _make_directories(filesystem, directory)
+    for number in segment_numbers(filesystem, journal):
+        filesystem.unlink(segment_path(journal, number))
+    if head.parts:
+        replace_file(filesystem, directory / NAME, _stored_manifest(objects, head))
+    else:
+        first = Manifest(filesystem, directory)
+        first.create()
+        first.close()
 
 
 def _stored_manifest(objects: Objects, head: StoreHead) -> bytes:

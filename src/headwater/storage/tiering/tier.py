@@ -59,6 +59,10 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
             }
         return self._listed
 
+    def forget_listing(self) -> None:
+        """List the objects again when they are needed: another process has changed them."""
+        self._listed = None
+
     def map(self, path: Path) -> MappedFile:
         prefix = self._prefixes.get(path.parent)
         if prefix is None:

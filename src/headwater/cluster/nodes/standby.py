@@ -1,0 +1,116 @@
+"""The warm standby of a shard: a process that follows the journal of the shard in Postgres, to take it over quickly.
+
+A standby reads the rows of the journal, and not whether a standby of Postgres has them. Such a row can only be lost if
+another server becomes the primary, which then begins a new timeline. So everything is read on one timeline: if it is
+another one after a reconnection, or when the shard is taken over, the standby begins again. A shard that is taken over
+on the same timeline has every row that was read on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from headwater.cluster.nodes.open_shard import open_journal, shard_objects, store_settings, tier_settings
+from headwater.cluster.nodes.postgres_journal import read_batches
+from headwater.cluster.nodes.schema import Connection, connect, newest_timeline
+from headwater.config import Settings
+from headwater.engine.stores import Store
+from headwater.storage.blobs import BLOBS_NAME, FileBlobs
+from headwater.storage.descriptor_reserve import DescriptorReserve
+from headwater.storage.interface import StorageError
+from headwater.storage.tiering.following import FollowedStorage, OutdatedError, TakeOver
+
+log = logging.getLogger("headwater.cluster")
+
+
+class StandbyJournal:
+    """The journal of a shard that another process writes."""
+
+    def __init__(self, url: str, shard: int) -> None:
+        self._url = url
+        self.shard: Final = shard
+        self._connection: Connection | None = None
+        self.timeline: int | None = None
+        """The timeline of Postgres on which everything was read."""
+
+    def last_lsn(self) -> int | None:
+        try:
+            row = self._connected().execute("SELECT seq FROM headwater.shard WHERE id = %s", [self.shard]).fetchone()
+        except psycopg.Error as error:
+            log.debug("the journal of shard %d cannot be followed at the moment: %s", self.shard, error)
+            self.close()
+            return None
+        if row is None:
+            raise StorageError(f"Postgres does not know shard {self.shard}.")
+        return int(str(row[0]))
+
+    def batches(self, after_lsn: int) -> Iterator[bytearray]:
+        try:
+            yield from read_batches(self._connected(), self.shard, after_lsn)
+        except psycopg.Error as error:
+            raise OutdatedError(f"The journal of shard {self.shard} could not be read: {error}") from None
+
+    def check_timeline(self) -> None:
+        """Raise `OutdatedError` if another server is the primary now than the one that was read."""
+        if self.timeline is not None and self.timeline != newest_timeline():
+            raise OutdatedError("Another server of Postgres is the primary now.")
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url, f"standby of shard {self.shard}")
+            self.check_timeline()
+            self.timeline = newest_timeline()
+        return self._connection
+
+
+def open_standby(
+    settings: Settings,
+    shard: int,
+    shards: int,
+    directory: Path,
+    open_packs_max: int,
+    *,
+    wait: Callable[[], int | None],
+    on_warm: Callable[[], None],
+    is_ours: Callable[[], bool],
+) -> Store:
+    """A store whose recovery follows the shard, and ends when `wait` returns the epoch of this process."""
+    storage, cluster = settings.storage, settings.cluster
+    assert storage.cold is not None
+    journal = StandbyJournal(cluster.postgres_url, shard)
+
+    def taken() -> TakeOver | None:
+        epoch = wait()
+        if epoch is None:
+            return None
+        try:
+            replica = open_journal(settings, shard, epoch, is_ours)
+        except psycopg.Error as error:
+            raise StorageError(f"The journal of shard {shard} cannot be opened: {error}") from error
+        journal.check_timeline()
+        return TakeOver(epoch, replica)
+
+    opened = FollowedStorage(
+        shard_objects(storage.cold, shard),
+        directory,
+        tier_settings(settings, shards),
+        store_settings(settings, open_packs_max),
+        journal=journal,
+        wait=taken,
+        on_warm=on_warm,
+        reserve=DescriptorReserve(),
+    )
+    blobs = FileBlobs(opened.files, directory / BLOBS_NAME, durable=True)
+    return Store(opened, blobs, opened.files, opened.files.cache.deferring)
