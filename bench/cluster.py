@@ -1,7 +1,8 @@
 """A cluster on one machine: appends against one node and against Postgres alone, failover, and the start of a node.
 
     python -m bench.cluster                          three nodes, three Postgres servers, SeaweedFS; three minutes
-    python -m bench.cluster --kills 20 --store-mib 10240
+    python -m bench.cluster --only failover --kills 20 --standbys 2
+    python -m bench.cluster --only start --store-mib 10240
 
 Appends: one connection, and 32, of 100 bytes each to its own stream, through the nodes in turn. The plain INSERT writes
 the same bytes with one statement per row into the same Postgres, by as many connections. Failover: kill -9 of all
@@ -14,9 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -32,6 +35,7 @@ from headwater.cluster.nodes.schema import connect
 
 BODY = b"x" * 100
 TEXT = {"Content-Type": "text/plain"}
+PARTS = ("appends", "failover", "start")
 LEASE_S = "2.5"
 """The default of the setting, which decides how long a failover takes."""
 
@@ -106,6 +110,8 @@ def failovers(cluster: RunningCluster, kills: int) -> dict[str, float]:
 
         for number in range(kills):
             victim = number % 3
+            if cluster.settings["DS_CLUSTER__STANDBYS"] != "0":
+                cluster.wait_until_warm()
             owned = [shard for shard, node in cluster.owners().items() if node == f"node-{victim}"]
             url = f"{cluster.url((victim + 1) % 3)}/v1/stream/{cluster.name_in(owned[0])}"
             cluster.kill(victim)
@@ -169,7 +175,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--store-mib", type=int, default=256)
+    parser.add_argument("--only", choices=PARTS, help="one part, for a machine that is quiet only for minutes")
+    parser.add_argument("--standbys", type=int, default=0, help="the setting cluster.standbys of each node")
     given = parser.parse_args()
+    parts = (given.only,) if given.only else PARTS
     found: dict[str, object] = {}
 
     def note(what: str, value: object) -> None:
@@ -177,21 +186,43 @@ def main() -> None:
         print(f"{what}: {value}", flush=True)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        with serve(DS_STORAGE__MODE="file-durable") as one:
-            for connections in (1, 32):
-                note(f"file-durable, {connections}", runner.run(appends([one.url], connections, given.seconds)))
-        with running_cluster(DS_CLUSTER__LEASE_SECS=LEASE_S) as cluster:
-            urls = [cluster.url(number) for number in range(3)]
-            for connections in (1, 32):
-                note(f"cluster, {connections}", runner.run(appends(urls, connections, given.seconds)))
-                try:
-                    note(f"INSERT, {connections}", inserts(cluster.postgres.url, connections, given.seconds))
-                except psycopg.Error as error:
-                    note(f"INSERT, {connections}", str(error))
-            note("memory, MiB", memory(cluster))
-            note("failover", failovers(cluster, given.kills))
-            note("start", start_with(cluster, given.store_mib))
-    print(json.dumps(found))
+        if "appends" in parts:
+            with serve(DS_STORAGE__MODE="file-durable") as one:
+                for connections in (1, 32):
+                    note(f"file-durable, {connections}", runner.run(appends([one.url], connections, given.seconds)))
+        with running_cluster(DS_CLUSTER__LEASE_SECS=LEASE_S, DS_CLUSTER__STANDBYS=str(given.standbys)) as cluster:
+            note("memory at first, MiB", memory(cluster))
+            if "appends" in parts:
+                measure_appends(cluster, runner, given.seconds, note)
+            if "failover" in parts:
+                note("failover", failovers(cluster, given.kills))
+            if "start" in parts:
+                note("start", start_with(cluster, given.store_mib))
+            note("tables, KiB", tables(cluster))
+    print(json.dumps({**found, "load": os.getloadavg()}))
+
+
+def measure_appends(
+    cluster: RunningCluster, runner: asyncio.Runner, seconds: float, note: Callable[[str, object], None]
+) -> None:
+    urls = [cluster.url(number) for number in range(3)]
+    for connections in (1, 32):
+        note(f"cluster, {connections}", runner.run(appends(urls, connections, seconds)))
+        try:
+            note(f"INSERT, {connections}", inserts(cluster.postgres.url, connections, seconds))
+        except psycopg.Error as error:
+            note(f"INSERT, {connections}", str(error))
+    note("memory, MiB", memory(cluster))
+
+
+def tables(cluster: RunningCluster) -> dict[str, int]:
+    """Sizes of the tables of the cluster with their indexes."""
+    with connect(cluster.postgres.url, "bench") as connection:
+        rows = connection.execute(
+            "SELECT relname, pg_total_relation_size(oid) / 1024 FROM pg_class"
+            " WHERE relnamespace = 'headwater'::regnamespace AND relkind = 'r' ORDER BY relname"
+        ).fetchall()
+    return {str(name): int(str(size)) for name, size in rows}
 
 
 if __name__ == "__main__":

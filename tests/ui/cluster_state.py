@@ -16,8 +16,8 @@ STATE: dict[str, Any] = {
     "id": "6f",
     "name": "headwater",
     "nodes": [
-        {"name": "node-0", "address": "10.0.0.1:4437", "shards": 2, "leaves": False},
-        {"name": "node-1", "address": "10.0.0.2:4437", "shards": 0, "leaves": True},
+        {"name": "node-0", "address": "10.0.0.1:4437", "shards": 2, "leaves": False, "warm": []},
+        {"name": "node-1", "address": "10.0.0.2:4437", "shards": 0, "leaves": True, "warm": [1]},
     ],
     "shards": [
         {
