@@ -34,6 +34,18 @@ from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 ROUNDS = 200
+QUICK_FAULTS = [
+    "cut",
+    "kill_shard",
+    "pause_briefly",
+    "kill_primary",
+    "cut",
+    "stop_store",
+    "kill_shard",
+    "pause_briefly",
+]
+QUICK_FAULTS += ["kill_primary", "cut"]
+"""Those that do not wait for the end of a lease."""
 
 
 @pytest.fixture(scope="module")
@@ -176,11 +188,19 @@ def test_cluster_is_checked_and_copied_into_a_directory_and_from_there_into_anot
             appended(f"{node.url}/v1/stream/{name}", b"more;")
 
 
+@pytest.mark.timeout(300)
+def test_ten_quick_faults_break_no_promise(cluster: RunningCluster) -> None:
+    check_faults(cluster, QUICK_FAULTS, time.time_ns() % 10**9)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_fault_breaks_a_promise(cluster: RunningCluster) -> None:
     seed = time.time_ns() % 10**9
-    faults = random.Random(seed).choices(list(FAULTS), k=ROUNDS)
+    check_faults(cluster, random.Random(seed).choices(list(FAULTS), k=ROUNDS), seed)
+
+
+def check_faults(cluster: RunningCluster, faults: list[str], seed: int) -> None:
     counts = asyncio.run(endure_faults(cluster, faults, seed))
     for what in ("append", "read", "tail", "create", "delete", "events"):
         assert counts[what] > len(faults), f"too little {what} to judge by: {counts}"
@@ -225,6 +245,17 @@ def test_reads_of_a_former_owner_are_found_by_the_history() -> None:
     program = ("tests.cluster.nodes.broken", "reads_without_a_lease")
     with running_cluster(program=program) as cluster, pytest.raises(Violation):
         asyncio.run(endure_faults(cluster, ["pause_node"] * 12, 5))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_reads_of_a_stale_standby_are_found_by_the_history() -> None:
+    """The broken variant: a standby that takes a shard over answers from what it happens to have."""
+    program = ("tests.cluster.nodes.broken", "answers_from_a_stale_standby")
+    with running_cluster(program=program, DS_CLUSTER__STANDBYS="2") as cluster:
+        cluster.wait_until_warm()
+        with pytest.raises(Violation):
+            asyncio.run(endure_faults(cluster, ["kill_node"] * 12, 5))
 
 
 @pytest.mark.long
