@@ -20,6 +20,7 @@ from headwater.cluster.nodes.open_shard import open_journal, shard_objects, stor
 from headwater.cluster.nodes.postgres_journal import read_batches
 from headwater.cluster.nodes.schema import Connection, connect, newest_timeline
 from headwater.config import Settings
+from headwater.core.records import Record
 from headwater.engine.stores import Store
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.descriptor_reserve import DescriptorReserve
@@ -75,6 +76,14 @@ class StandbyJournal:
         return self._connection
 
 
+class StandbyStorage(FollowedStorage):
+    def recover(self) -> Iterator[Record]:
+        try:
+            yield from super().recover()
+        except psycopg.Error as error:
+            raise StorageError(f"The journal of the shard cannot be read: {error}") from error
+
+
 def open_standby(
     settings: Settings,
     shard: int,
@@ -102,7 +111,7 @@ def open_standby(
         journal.check_timeline()
         return TakeOver(epoch, replica)
 
-    opened = FollowedStorage(
+    opened = StandbyStorage(
         shard_objects(storage.cold, shard),
         directory,
         tier_settings(settings, shards),

@@ -96,9 +96,13 @@ class _FollowedRecovery(Recovery):
         """None: they were all yielded while the store was followed."""
         return iter(())
 
-    def open_journal(self, *, durable: bool, segment_bytes: int) -> FileJournal:
+    def end(self) -> None:
+        """Close the files; the local journal is complete up to the last batch."""
         assert self._copy is not None
         self._copy.close()
+
+    def open_journal(self, *, durable: bool, segment_bytes: int) -> FileJournal:
+        self.end()
         self._replay = Replay(self._filesystem, self.journal_directory, self.manifest.segment, self.name_of)
         for _ in self._replay.batches():
             pass
@@ -192,6 +196,7 @@ class FollowedStorage(JournaledStorage):
         """The same state, on the manifest of `head`. The former one cannot be used any more if that fails."""
         if head.parts == recovery.head.parts:
             return recovery
+        recovery.end()
         fresh = self._restored(head)
         for _ in fresh.begin():
             pass
