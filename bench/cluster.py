@@ -3,6 +3,7 @@
     python -m bench.cluster                          three nodes, three Postgres servers, SeaweedFS; three minutes
     python -m bench.cluster --only failover --kills 20 --standbys 2
     python -m bench.cluster --only start --store-mib 10240
+    python -m bench.cluster --only tables --seconds 60
 
 Appends: one connection, and 32, of 100 bytes each to its own stream, through the nodes in turn. The plain INSERT writes
 the same bytes with one statement per row into the same Postgres, by as many connections. Failover: kill -9 of all
@@ -35,7 +36,7 @@ from headwater.cluster.nodes.schema import connect
 
 BODY = b"x" * 100
 TEXT = {"Content-Type": "text/plain"}
-PARTS = ("appends", "failover", "start")
+PARTS = ("appends", "failover", "start", "tables")
 LEASE_S = "2.5"
 """The default of the setting, which decides how long a failover takes."""
 
@@ -198,7 +199,10 @@ def main() -> None:
                 note("failover", failovers(cluster, given.kills))
             if "start" in parts:
                 note("start", start_with(cluster, given.store_mib))
-            note("tables, KiB", tables(cluster))
+            if "tables" in parts:
+                for part in range(1, 7):
+                    runner.run(appends([cluster.url(number) for number in range(3)], 32, given.seconds))
+                    note(f"tables after part {part}, KiB", tables(cluster))
     print(json.dumps({**found, "load": os.getloadavg()}))
 
 
@@ -216,11 +220,14 @@ def measure_appends(
 
 
 def tables(cluster: RunningCluster) -> dict[str, int]:
-    """Sizes of the tables of the cluster with their indexes."""
+    """Sizes of the tables and indexes of the cluster, and the number of commits so far."""
     with connect(cluster.postgres.url, "bench") as connection:
         rows = connection.execute(
-            "SELECT relname, pg_total_relation_size(oid) / 1024 FROM pg_class"
-            " WHERE relnamespace = 'headwater'::regnamespace AND relkind = 'r' ORDER BY relname"
+            "SELECT relname, pg_relation_size(oid) / 1024 FROM pg_class"
+            " WHERE relnamespace = 'headwater'::regnamespace AND relkind IN ('r', 'i') ORDER BY relname"
+        ).fetchall()
+        rows += connection.execute(
+            "SELECT 'updates of shard', n_tup_upd FROM pg_stat_user_tables WHERE relname = 'shard'"
         ).fetchall()
     return {str(name): int(str(size)) for name, size in rows}
 
