@@ -16,8 +16,15 @@ STATE: dict[str, Any] = {
     "id": "6f",
     "name": "headwater",
     "nodes": [
-        {"name": "node-0", "address": "10.0.0.1:4437", "shards": 2, "leaves": False, "warm": []},
-        {"name": "node-1", "address": "10.0.0.2:4437", "shards": 0, "leaves": True, "warm": [1]},
+        {
+            "name": "node-0",
+            "address": "10.0.0.1:4437",
+            "shards": 2,
+            "leaves": False,
+            "warm": [],
+            "clock_ahead_s": 0.002,
+        },
+        {"name": "node-1", "address": "10.0.0.2:4437", "shards": 0, "leaves": True, "warm": [1], "clock_ahead_s": -3.5},
     ],
     "shards": [
         {

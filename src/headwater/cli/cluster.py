@@ -65,6 +65,10 @@ def _stack_url(directory: Path) -> str:
         raise CommandError(f"cluster.postgres_url is not set, and {directory} has no cluster", USAGE) from None
 
 
+def _direction(ahead_s: float) -> str:
+    return "ahead of Postgres" if ahead_s > 0 else "behind Postgres"
+
+
 def _lines(found: ClusterStatus) -> list[str]:
     lines = [f"cluster {found.name}: {len(found.nodes)} nodes, {len(found.shards)} shards"]
     if found.problem is not None:
@@ -73,6 +77,7 @@ def _lines(found: ClusterStatus) -> list[str]:
         f"node {node.name} at {node.address}: {node.shards} shards"
         + (f", standbys of {', '.join(map(str, node.warm))}" if node.warm else "")
         + (", drains" if node.leaves else "")
+        + (f", clock {abs(node.clock_ahead_s):g} s {_direction(node.clock_ahead_s)}" if node.clock_ahead_s else "")
         for node in found.nodes
     ]
     lines += [

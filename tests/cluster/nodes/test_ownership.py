@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from headwater.cluster.nodes.ownership import HELD_PART, Ownership, Standing, Turn
 from headwater.cluster.nodes.schema import Connection, connect, create_tables
+from headwater.cluster.nodes.status import cluster_status
 from headwater.stack.database import LocalPostgres
 from tests.postgres.databases import database
 
@@ -46,7 +48,9 @@ class Node:
             format_version=format_version,
             standbys=standbys,
             clock=lambda: self.now_s,
+            wall_clock=lambda: time.time() + self.ahead_s,
         )
+        self.ahead_s = 0.0
         self.standing = Standing({}, 0.0, {})
         self.now_s += LEASE_S  # It has looked around.
 
@@ -104,6 +108,18 @@ def test_renewed_lease_is_not_taken_whatever_the_clocks_say(connection: Connecti
         other.now_s += LEASE_S * 0.9
         assert busy.turn().held
         assert other.turn().held == {}
+
+
+def test_difference_of_clocks_is_reported_and_changes_nothing(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(connection, "a")
+    held = node.turn().held
+    node.ahead_s = -3600.0
+    assert node.turn().held == held
+    assert "the clock of this machine is -3" in caplog.text
+    (status,) = cluster_status(connection, require_standby=False).nodes
+    assert -3610 < status.clock_ahead_s < -3590
 
 
 def test_process_that_died_gets_another_epoch(connection: Connection) -> None:

@@ -12,6 +12,7 @@ gives nothing. What it may have taken stands still then, and is free after a lea
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import zlib
@@ -24,11 +25,15 @@ from psycopg.types.json import Jsonb
 
 from headwater.cluster.nodes.schema import FORMAT, SYNCHRONOUS, Connection, broken_promise
 
+log = logging.getLogger("headwater.cluster")
+
 HELD_PART: Final = 0.9
 """A node relies on a lease for this fraction of its time, because clocks may run at slightly different speeds."""
 SETTLE_PART: Final = 0.4
 """A new node only observes for this fraction of a lease, so that nodes that start together find each other."""
 
+CLOCK_S: Final = 1.0
+"""A larger difference between clocks is logged. Leases do not depend on it; TTLs and times of arrival do."""
 DEFER_PART: Final = 0.5
 """How much longer a node waits, as a fraction of a lease, before it takes a shard of which another has a standby."""
 
@@ -118,6 +123,7 @@ class Ownership:
         standbys: int = 0,
         format_version: int = FORMAT,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._node = node
         self._owner = owner
@@ -130,6 +136,8 @@ class Ownership:
         self._take_statement = _TAKE.format(condition)
         self._format = format_version
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._clock_ahead_s = 0.0
         self._takes_from_s = clock() + SETTLE_PART * lease_s
         self._seen: dict[object, tuple[object, float]] = {}
         """For each shard and node: its last value, and when the change to it was seen."""
@@ -153,7 +161,14 @@ class Ownership:
             _RENEW,
             node=self._node,
             address=self._address,
-            report=Jsonb({"shards": sorted(wanted.addresses), "leaves": not wanted.takes, "warm": list(wanted.warm)}),
+            report=Jsonb(
+                {
+                    "shards": sorted(wanted.addresses),
+                    "leaves": not wanted.takes,
+                    "warm": list(wanted.warm),
+                    "clock_ahead_s": self._measured_clock(connection),
+                }
+            ),
             shards=renewed,
             addresses=[wanted.addresses[shard] or None for shard in renewed],
         )
@@ -188,6 +203,16 @@ class Ownership:
         surplus = max(0, len(held) - share) if wanted.takes else len(held)
         standbys = self._standbys(rows, held, set(others), set(wanted.warm)) if wanted.takes else ()
         return Standing(held, started_s + HELD_PART * self._lease_s, owners, surplus, standbys)
+
+    def _measured_clock(self, connection: Connection) -> float:
+        """By how much the clock of this machine is ahead of that of Postgres. It is reported, and decides nothing."""
+        before_s = self._wall_clock()
+        row: Any = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+        ahead_s: float = round((before_s + self._wall_clock()) / 2 - row[0], 3)
+        if (abs(ahead_s) > CLOCK_S) != (abs(self._clock_ahead_s) > CLOCK_S):
+            log.warning("the clock of this machine is %g s ahead of that of Postgres", ahead_s)
+        self._clock_ahead_s = ahead_s
+        return ahead_s
 
     def leave(self, connection: Connection) -> None:
         """Remove the node when it ends, so that others do not wait for it."""

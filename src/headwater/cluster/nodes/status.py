@@ -18,6 +18,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """Whether it drains."""
     warm: list[int]
     """The shards of other nodes of which it has a warm standby."""
+    clock_ahead_s: float
+    """By how much its clock is ahead of that of Postgres."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
@@ -55,7 +57,8 @@ def cluster_status(connection: Connection, *, require_standby: bool = True) -> C
     ).fetchall()
     nodes: Any = connection.execute(
         "SELECT name, address, (SELECT count(*) FROM headwater.shard WHERE owner = incarnation),"
-        " COALESCE((report->>'leaves')::boolean, false), COALESCE(report->'warm', '[]')"
+        " COALESCE((report->>'leaves')::boolean, false), COALESCE(report->'warm', '[]'),"
+        " COALESCE((report->>'clock_ahead_s')::float8, 0)"
         " FROM headwater.node ORDER BY name"
     ).fetchall()
     return ClusterStatus(

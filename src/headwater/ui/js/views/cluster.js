@@ -60,7 +60,7 @@ export class ClusterView {
     replace(
       this.body,
       h("h2", { text: "Nodes" }),
-      h("div", { class: "table-scroll" }, h("table", { class: "data", id: "cluster-nodes" }, row(["Node", "Address", "Shards", "Standbys of", "State"], "th"), cluster.nodes.map((node) => row([node.name, node.address, count(node.shards), node.warm.join(", ") || "–", node.leaves ? badge("drains", "warn") : badge("takes shards", "good")], "td", { data: { node: node.name } })))),
+      h("div", { class: "table-scroll" }, h("table", { class: "data", id: "cluster-nodes" }, row(["Node", "Address", "Shards", "Standbys of", "Clock", "State"], "th"), cluster.nodes.map((node) => row([node.name, node.address, count(node.shards), node.warm.join(", ") || "–", `${node.clock_ahead_s > 0 ? "+" : ""}${node.clock_ahead_s} s`, node.leaves ? badge("drains", "warn") : badge("takes shards", "good")], "td", { data: { node: node.name } })))),
       h("h2", { text: "Shards" }),
       h("div", { class: "table-scroll" }, h("table", { class: "data", id: "cluster-shards" }, row(["Shard", "Owner", "State", "Epoch", "Record", "Messages", "Not in the store yet", "In the store", "Cached"], "th"), cluster.shards.map((shard) => this.#shard(shard)))),
     );
