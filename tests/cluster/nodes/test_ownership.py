@@ -157,12 +157,12 @@ def shared(*nodes: Node) -> None:
 
 
 def test_standbys_of_three_nodes_cover_all_shards_and_never_their_own(connection: Connection) -> None:
-    nodes = [Node(connection, name, standbys=SHARDS // 3 + 1) for name in "abc"]
+    nodes = [Node(connection, name, standbys=SHARDS // 3) for name in "abc"]
     shared(*nodes)
     assert [len(node.shards) for node in nodes] == [2, 2, 2]
     standbys = [set(node.turn().standbys) for node in nodes]
     for node, kept in zip(nodes, standbys, strict=True):
-        assert len(kept) == SHARDS // 3 + 1
+        assert len(kept) == SHARDS // 3
         assert not kept & node.shards
     assert set().union(*standbys) == set(range(SHARDS))
     assert nodes[0].turn(takes=False).standbys == ()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -65,10 +65,6 @@ FROM unnest(%(shards)s::integer[], %(epochs)s::bigint[], %(leases)s::bigint[]) A
 WHERE shard.id = seen.id AND shard.epoch = seen.epoch AND shard.lease = seen.lease AND shard.format <= %(format)s {}
 RETURNING shard.id, shard.epoch
 """
-
-
-def _weight(node: str, shard: int) -> int:
-    return zlib.crc32(f"{node}/{shard}".encode())
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):
@@ -242,15 +238,20 @@ class Ownership:
         return alive
 
     def _standbys(self, rows: list[_Row], held: Mapping[int, int], others: set[str], warm: set[int]) -> tuple[int, ...]:
-        """The shards of which this node should have a standby: each node finds the same order for a shard."""
+        """The shards of which this node should have a standby: those of each owner are dealt out to the next nodes."""
         ranked = []
+        counts: Counter[str] = Counter()
         for row in rows:
+            owner = row.owner.partition("#")[0] if row.owner is not None else ""
+            number = counts[owner]
+            counts[owner] += 1
             if row.id in held or row.format > self._format:
                 continue
-            owner = row.owner.partition("#")[0] if row.owner is not None else ""
-            order = sorted({self._node, *others} - {owner}, key=lambda name: _weight(name, row.id))
+            nodes = sorted({self._node, owner, *others})
+            distance = (nodes.index(self._node) - nodes.index(owner)) % len(nodes)
             is_needed = row.id in warm and owner not in others
-            ranked.append((not is_needed, order.index(self._node), _weight(self._node, row.id), row.id))
+            # 0 for one of the other nodes, 1 for the next one, and so on.
+            ranked.append((not is_needed, (distance - 1 - number) % max(1, len(nodes) - 1), row.id))
         return tuple(sorted(shard for *_, shard in sorted(ranked)[: self._standbys_max]))
 
     def _stands_still(self, what: object, value: object, for_s: float) -> bool:
