@@ -14,8 +14,8 @@ RUN_ARGS ?= --profile dev
 UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-# Tests wait for other programs about half of the time, so four at once keep two cores busy.
-PARALLEL := -n 4 --dist worksteal
+# Tests wait for other programs more than half of the time, so six at once keep two cores busy.
+PARALLEL := -n 6 --dist worksteal
 PYTEST = TMPDIR=$$(scripts/memory-directory) $(BIN)/python -m pytest
 FAST_TESTS := $(addprefix tests/,config core engine http_units http letter client storage)
 MINUTES ?= 60

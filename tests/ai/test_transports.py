@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.ai.app import serving
 from tests.ai.processes import application_process
 from tests.serving import serve
@@ -15,7 +13,6 @@ TRANSPORT_TESTS = Path(__file__).parent / "transports.test.mjs"
 EXPECTED = 7
 
 
-@pytest.mark.timeout(120)
 def test_the_official_transports_work_with_python() -> None:
     with (
         serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1") as server,

@@ -16,7 +16,7 @@ from tests.serving import serve, server_environment
 
 
 def headwater_command(
-    *arguments: str, cwd: Path, timeout_secs: float = 30, **env: str
+    *arguments: str, cwd: Path, timeout_secs: float = 120, **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "headwater", *arguments],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.serving import serve
 from tests.vitest_run import check_vitest
 
@@ -13,7 +11,6 @@ CLIENT_TESTS = Path(__file__).parent / "npm_client.test.mjs"
 EXPECTED = 37
 
 
-@pytest.mark.timeout(150)
 def test_the_official_javascript_client_works() -> None:
     with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="1", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1.5") as server:
         check_vitest(CLIENT_TESTS, EXPECTED, server, env={"CLIENT_TEST_URL": server.url}, timeout_secs=120)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.serving import serve
 from tests.vitest_run import check_vitest
 
@@ -13,7 +11,6 @@ STREAMDB_TESTS = Path(__file__).parent / "state_streamdb.test.mjs"
 EXPECTED = 7
 
 
-@pytest.mark.timeout(120)
 def test_streamdb_works() -> None:
     with serve(
         DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.serving import serve
 from tests.vitest_run import check_vitest
 
@@ -13,7 +11,6 @@ YJS_TESTS = Path(__file__).parent / "yjs.test.mjs"
 EXPECTED = 8
 
 
-@pytest.mark.timeout(120)
 def test_yjs_documents_work() -> None:
     with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="2", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="2") as server:
         check_vitest(YJS_TESTS, EXPECTED, server, env={"YJS_TEST_URL": server.url}, timeout_secs=100)

@@ -164,7 +164,6 @@ def test_closing_every_tab_does_not_end_an_answer(chat: str, model: Model, tab: 
 
 
 @pytest.mark.parametrize("offline_ms", [1_500, pytest.param(60_000, marks=pytest.mark.long)])
-@pytest.mark.timeout(200)
 def test_an_answer_that_continues_while_a_browser_is_offline_is_shown_afterwards(
     chat: str, model: Model, tab: Tab, network: Network, offline_ms: int
 ) -> None:

@@ -118,7 +118,6 @@ def test_a_killed_process_delays_changes_and_loses_none(editor: Editor, run: Run
 
 
 @pytest.mark.parametrize("offline_ms", [1_500, pytest.param(60_000, marks=pytest.mark.long)])
-@pytest.mark.timeout(300)
 def test_what_is_typed_offline_is_merged_afterwards(editor: Editor, network: Network, offline_ms: int) -> None:
     one, two = editor(), editor()
     type_at_end(one, "start ")

@@ -7,7 +7,6 @@ import time
 
 import httpx
 import psutil
-import pytest
 
 from tests.http.protocol import Stream
 from tests.http.raw import RawConnection, encode
@@ -34,7 +33,6 @@ def rss_bytes(server: Server) -> int:
     return int(psutil.Process(server.pid).memory_info().rss)
 
 
-@pytest.mark.timeout(180)
 def test_t22_stopped_sse_readers_cost_bounded_memory_and_no_writer_waits(long: bool) -> None:
     messages = 4000 if long else 1200
     with (

@@ -168,7 +168,6 @@ def test_deleted_subscriptions_stay_deleted_after_a_kill(tmp_path: Path) -> None
         ] == ["a"]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_delivery_is_lost_by_kills_at_any_time(tmp_path: Path, mode: str, long: bool) -> None:
     """Append and kill the server repeatedly; in the end every acknowledged append was delivered."""

@@ -44,7 +44,6 @@ def test_history_is_valid_after_the_death_of_workers(tmp_path: Path, mode: str, 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("fault", "mode"),
     [

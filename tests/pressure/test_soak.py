@@ -80,6 +80,7 @@ def test_readers_that_never_read_cost_bounded_memory() -> None:
     judge_silent_readers(("headwater",))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["buffers_for_silent_readers", "keeps_freed_memory"])
 def test_memory_kept_for_silent_readers_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "PATIENCE_S", 8.0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
 from tests.serving import serve
 from tests.stack.proxying import proxied
 from tests.vitest_run import describe_failures, run_vitest
 
 
-@pytest.mark.timeout(240)
 def test_the_whole_suite_passes_through_envoy_with_a_token() -> None:
     """The suite uses the listener that clients use, which requires a token."""
     waits = {"DS_SERVER__LONG_POLL_TIMEOUT_SECS": str(LONG_POLL_TIMEOUT_SECS)}

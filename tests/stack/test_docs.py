@@ -34,7 +34,6 @@ def as_run(text: str, made: Stack) -> str:
     return re.sub(r"(?m)(^|\$\()headwater ", rf"\1{sys.executable} -m headwater ", text)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> None:
     with stack(tmp_path) as made:

@@ -17,7 +17,6 @@ from tests.stack.proxying import proxied
 from tests.stack.stacks import stack
 
 
-@pytest.mark.timeout(180)
 def test_admin_interface_is_a_private_socket_even_with_a_long_path(tmp_path: Path) -> None:
     deep = tmp_path / ("long" * 15) / ("longer" * 15)
     deep.mkdir(parents=True)

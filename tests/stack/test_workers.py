@@ -20,7 +20,6 @@ TEXT = {"Content-Type": "text/plain"}
 NAMES = [f"/v1/stream/s-{number}" for number in range(12)]
 
 
-@pytest.mark.timeout(180)
 def test_server_of_a_stack_has_workers_and_everything_is_served(tmp_path: Path) -> None:
     with stack(tmp_path) as made:
         made.up("--workers", "2")

@@ -8,7 +8,6 @@ import threading
 import time
 
 import httpx
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.ui.conftest import Starter, Watched
@@ -290,7 +289,6 @@ def test_own_appends_are_timed(ui: Pages, http: httpx.Client) -> None:
     expect(ui.page.locator("#rates")).to_contain_text("(median of 1)")
 
 
-@pytest.mark.timeout(180)
 def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) -> None:
     put(http, "read/many")
     for start in range(0, MANY, 10_000):
@@ -327,7 +325,6 @@ def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) 
     expect(ui.page.locator("#detail")).to_contain_text("99999")
 
 
-@pytest.mark.timeout(180)
 def test_number_of_loaded_messages_is_limited_until_more_are_requested(own_server: Starter, watched: Watched) -> None:
     server = own_server(DS_LIMITS__MAX_STREAM_BYTES="0", DS_LIMITS__MAX_CHUNK_BYTES="200000")
     with httpx.Client(base_url=server.url) as http:

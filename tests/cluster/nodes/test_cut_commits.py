@@ -44,7 +44,6 @@ def journal_of(url: str, shard: int, *, epoch: int = 0) -> PostgresJournal:
     return PostgresJournal(url, shard, epoch, require_standby=False, retry_s=0)
 
 
-@pytest.mark.timeout(120)
 def test_commit_whose_answer_is_cut_at_any_byte_is_made_once(single: LocalPostgres, shard: int) -> None:
     with cut_answers(single) as (proxy, url), closing(journal_of(url, shard)) as journal:
         # The statements are prepared by now, as they are in a process that has written.

@@ -67,7 +67,6 @@ def paused_backend(url: str) -> Iterator[None]:
         os.kill(int(row[0]), signal.SIGCONT)
 
 
-@pytest.mark.timeout(60)
 def test_turn_at_a_database_that_hangs_ends_and_the_next_one_connects_again(
     database: str, objects: ObjectStoreObjects
 ) -> None:

@@ -147,7 +147,6 @@ def test_flipped_bit_is_harmless_or_reported(home: Path, long: bool) -> None:
     assert found["error"] > 0
 
 
-@pytest.mark.timeout(300)
 def test_flips_are_detected_as_wrong_bytes_without_checksums(tmp_path: Path) -> None:
     make_store(tmp_path, crashed=False)
     found = outcomes(tmp_path, anywhere(tmp_path, 150, 3), "unchecked")

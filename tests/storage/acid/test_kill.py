@@ -76,7 +76,6 @@ def test_acknowledged_writes_survive_kill_9(tmp_path: Path, long: bool) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_oracle_detects_a_broken_store(tmp_path: Path, fault: str) -> None:
     with pytest.raises(Violation):

@@ -83,7 +83,6 @@ def copy_live(home: Path, count: int) -> list[tuple[int, Path]]:
     return asked
 
 
-@pytest.mark.timeout(300)
 def test_a_live_copy_is_the_store_at_one_moment(tmp_path: Path, long: bool) -> None:
     for acknowledged, copy in copy_live(tmp_path, 40 if long else 8):
         assert moment_of(copy, lines_of(tmp_path / "said")) >= acknowledged

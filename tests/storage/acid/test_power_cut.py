@@ -83,7 +83,6 @@ def test_acknowledged_writes_survive_a_power_cut(tmp_path: Path, long: bool) -> 
     check_all(trace, tmp_path, None if long else 120)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted([*LAX, *UNSYNCED]))
 def test_store_that_omits_a_sync_is_detected(tmp_path: Path, fault: str) -> None:
     trace = run_traced(tmp_path, 7_000, fault)
