@@ -7,6 +7,7 @@ shown as one block per row, each cell with the name of its column. Tables of num
 from __future__ import annotations
 
 import html
+import itertools
 import re
 
 _BLOCK = re.compile(r'<div class="language-text highlight">(.*?)</div>', re.DOTALL)
@@ -30,13 +31,27 @@ _NUMBERS = re.compile(r"[\d.,() to-]+")
 
 
 def on_page_content(content: str, **_: object) -> str:
-    return _CODE.sub(_mark_code, _BLOCK.sub(_mark_diagram, _TABLE.sub(_mark_table, content)))
+    tables = _TABLE.sub(lambda table: _ROW.sub(_split_code, _mark_table(table)), content)
+    return _CODE.sub(_mark_code, _BLOCK.sub(_mark_diagram, tables))
 
 
 def _mark_code(code: re.Match[str]) -> str:
-    is_short = len(html.unescape(code[1])) <= CODE_CHARACTERS
-    # A long name, and any name in a narrow column, is split between its words.
-    return f"<code{' data-short' if is_short else ''}>{_WORD_END.sub('<wbr>', code[1])}</code>"
+    """Keep short code in one piece, and split long code between its words."""
+    if len(html.unescape(code[1])) <= CODE_CHARACTERS:
+        return f"<code data-short>{code[1]}</code>"
+    return f"<code>{_WORD_END.sub('<wbr>', code[1])}</code>"
+
+
+def _split_code(row: re.Match[str]) -> str:
+    """Split code in the cells of a row between its words, except in the first: that is the name of the row."""
+    cells = itertools.count()
+
+    def split(cell: re.Match[str]) -> str:
+        end = "" if next(cells) == 0 else "<wbr>"
+        body = _CODE.sub(lambda code: f"<code data-cell>{_WORD_END.sub(end, code[1])}</code>", cell[3])
+        return f"<{cell[1]}{cell[2]}>{body}</{cell[1]}>"
+
+    return _CELL.sub(split, row[0])
 
 
 def _mark_diagram(block: re.Match[str]) -> str:
