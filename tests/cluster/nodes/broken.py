@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headwater.cli import main
-from headwater.cluster.nodes import node_worker
 from headwater.cluster.nodes.node_worker import NodeWorker
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
+from headwater.cluster.nodes.standby import StandbyJournal
 from headwater.core.records import Record
 from headwater.storage.tiering import following
 
@@ -24,15 +24,21 @@ def reads_without_a_lease() -> None:
 
 
 def answers_from_a_stale_standby() -> None:
-    """A standby that takes a shard over does not read the end of its journal."""
-    catch_up = following._catch_up
+    """A standby reads the journal only once, and not when it takes the shard over."""
+    catch_up, last_lsn_of = following._catch_up, StandbyJournal.last_lsn
+    read: list[int] = []
+
+    def last_lsn_at_first(self: StandbyJournal) -> int | None:
+        found = None if read else last_lsn_of(self)
+        read.extend([] if found is None else [found])
+        return found
 
     def catch_up_as_standby(recovery: Any, journal: Any, last_lsn: int) -> Iterator[Record]:
         if not isinstance(journal, PostgresJournal):
             yield from catch_up(recovery, journal, last_lsn)
 
     setattr(following, "_catch_up", catch_up_as_standby)  # noqa: B010 - mypy has it otherwise
-    setattr(node_worker, "FOLLOW_S", 2.0)  # noqa: B010
+    StandbyJournal.last_lsn = last_lsn_at_first  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, Callable[[], None]] = {
