@@ -29,7 +29,7 @@ def running() -> Iterator[Server]:
         DS_LIMITS__MAX_MEMORY_BYTES=str(512 * MIB),
         DS_LIMITS__MAX_REQUEST_BODIES_BYTES=str(32 * MIB),
         DS_SERVER__WRITE_TIMEOUT_SECS="3",
-        DS_SERVER__LONG_POLL_TIMEOUT_SECS="60",
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="15",
     ) as server:
         yield server
 

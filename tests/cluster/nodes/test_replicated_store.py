@@ -16,7 +16,7 @@ from headwater.stack.database import LocalPostgres
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
 from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
-from headwater.storage.tiering.following import FollowedStorage, TakeOver
+from headwater.storage.tiering.following import FollowedStorage, Promotion
 from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.open import TierSettings, open_replicated
 from tests.storage.acid.driver import messages_of
@@ -62,7 +62,7 @@ class Shard:
         steps = iter(script)
         taken: list[PostgresJournal] = []
 
-        def wait() -> TakeOver | None:
+        def wait() -> Promotion | None:
             step = next(steps, None)
             if step is not None:
                 step()
@@ -73,7 +73,7 @@ class Shard:
                 PostgresJournal(self._running.url, self._number, epoch, require_standby=False, is_ours=lambda: False)
             )
             followed.check_timeline()
-            return TakeOver(epoch, taken[0])
+            return Promotion(epoch, taken[0])
 
         directory = self._directory / f"standby-{epoch}"
         tier = TierSettings(2**30, 2**30, grace_s, retry_s=0.02)

@@ -25,7 +25,7 @@ from headwater.engine.stores import Store
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.interface import StorageError
-from headwater.storage.tiering.following import FollowedStorage, OutdatedError, TakeOver
+from headwater.storage.tiering.following import FollowedStorage, OutdatedError, Promotion
 
 log = logging.getLogger("headwater.cluster")
 
@@ -100,7 +100,7 @@ def open_standby(
     assert storage.cold is not None
     journal = StandbyJournal(cluster.postgres_url, shard)
 
-    def taken() -> TakeOver | None:
+    def taken() -> Promotion | None:
         epoch = wait()
         if epoch is None:
             return None
@@ -109,7 +109,7 @@ def open_standby(
         except psycopg.Error as error:
             raise StorageError(f"The journal of shard {shard} cannot be opened: {error}") from error
         journal.check_timeline()
-        return TakeOver(epoch, replica)
+        return Promotion(epoch, replica)
 
     opened = StandbyStorage(
         shard_objects(storage.cold, shard),

@@ -56,7 +56,7 @@ class FollowedJournal(Protocol):
     def close(self) -> None: ...
 
 
-class TakeOver(NamedTuple):
+class Promotion(NamedTuple):
     """This process is the writer from now on."""
 
     epoch: int
@@ -121,7 +121,7 @@ class FollowedStorage(JournaledStorage):
         settings: StoreSettings,
         *,
         journal: FollowedJournal,
-        wait: Callable[[], TakeOver | None],
+        wait: Callable[[], Promotion | None],
         on_warm: Callable[[], None],
         reserve: DescriptorReserve | None = None,
         head_s: float = HEAD_S,
