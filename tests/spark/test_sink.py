@@ -47,16 +47,18 @@ def test_structs_become_json_and_missing_streams_are_created(
 
 
 def test_job_repeated_with_the_same_producer_id_appends_nothing_and_may_close(
-    spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     target = stream_name()
+    # The rows of a refused job stay staged; with the usual directory, the next run of this test would append them.
+    job = {"stream": target, "producerId": f"job-{target}", "stagingPath": str(tmp_path)}
     rows = spark.range(10).coalesce(1).select(F.col("id").cast("string").alias("value"))
     for _ in range(2):
-        write(rows, streams.root, stream=target, createMissing="true", producerId=f"job-{target}")
+        write(rows, streams.root, createMissing="true", **job)
     assert streams.messages(target) == list(range(10))
     other = rows.limit(9)
     with pytest.raises(PySparkException, match=r"an earlier attempt appended crc32:.* this attempt has"):
-        write(other, streams.root, stream=target, producerId=f"job-{target}")
+        write(other, streams.root, **job)
     write(rows, streams.root, stream=target, producerId="another", closeStreams="true")
     assert streams.is_closed(target)
     with pytest.raises(PySparkException, match="closed"):
