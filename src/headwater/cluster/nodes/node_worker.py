@@ -57,7 +57,7 @@ class NodeWorker(ServingWorker):
         lease: messages.ShardLease,
         host: str,
     ) -> None:
-        """Without an epoch it is a standby, until it is told to take the shard over."""
+        """Without an epoch it is a standby, until it takes the shard over."""
         directory = shard_directory(settings.storage.data_dir, shard, epoch or 0)
         # A commit is a round trip to another machine: never on the event loop.
         storage = settings.storage.model_copy(update={"data_dir": directory, "commit": "thread"})

@@ -39,16 +39,19 @@ def empty_directory(settings: Settings, shard: int, epoch: int) -> Path:
 
 
 def open_journal(settings: Settings, shard: int, epoch: int, is_ours: Callable[[], bool]) -> PostgresJournal:
-    """The journal of a shard, for the owner. Raises `psycopg.Error`, or `StorageError` if the epoch is not current."""
+    """The journal of a shard, for the owner. Raises `StorageError`, also if the epoch is not current."""
     cluster = settings.cluster
-    return PostgresJournal(
-        cluster.postgres_url,
-        shard,
-        epoch,
-        require_standby=cluster.require_standby,
-        is_ours=is_ours,
-        keep_s=KEPT_S if cluster.standbys else 0.0,
-    )
+    try:
+        return PostgresJournal(
+            cluster.postgres_url,
+            shard,
+            epoch,
+            require_standby=cluster.require_standby,
+            is_ours=is_ours,
+            keep_s=KEPT_S if cluster.standbys else 0.0,
+        )
+    except psycopg.Error as error:
+        raise StorageError(f"The journal of shard {shard} cannot be opened: {error}") from error
 
 
 def tier_settings(settings: Settings, shards: int) -> TierSettings:
@@ -80,10 +83,7 @@ def open_shard(
     missing."""
     storage = settings.storage
     directory = empty_directory(settings, shard, epoch)
-    try:
-        journal = open_journal(settings, shard, epoch, is_ours)
-    except psycopg.Error as error:
-        raise StorageError(f"The journal of shard {shard} cannot be opened: {error}") from error
+    journal = open_journal(settings, shard, epoch, is_ours)
     assert storage.cold is not None
     try:
         opened = open_replicated(

@@ -104,10 +104,7 @@ def open_standby(
         epoch = wait()
         if epoch is None:
             return None
-        try:
-            replica = open_journal(settings, shard, epoch, is_ours)
-        except psycopg.Error as error:
-            raise StorageError(f"The journal of shard {shard} cannot be opened: {error}") from error
+        replica = open_journal(settings, shard, epoch, is_ours)
         journal.check_timeline()
         return Promotion(epoch, replica)
 
