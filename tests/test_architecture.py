@@ -1,5 +1,5 @@
-"""Rules of the source tree that no single module can check: no import cycles, one meaning for each class name, and one
-convention for exceptions."""
+"""Rules of the source tree that no single module can check: no import cycles, one meaning for each class name, one
+convention for exceptions, and refusals that say what to do."""
 
 from __future__ import annotations
 
@@ -84,6 +84,30 @@ def test_refusals_are_named_after_their_error_code() -> None:
     other = {name: code for name, code in named.items() if words(name) != code.lower()}
     # The documents use these two codes for more than one cause, and the bases have the code of their general case.
     assert other.keys() <= {"InvalidAck", "InvalidSubscription", "Refusal", "SubscriptionRefusal"}
+
+
+REMEDY = re.compile(r";|\. [A-Z]|, not |\bmust\b")
+"""A second part after what is wrong: what to do, or the value that was expected instead of the one received."""
+
+
+def texts_of_refusals() -> dict[str, str]:
+    """The text of each refusal that the source writes out, by its place."""
+    names = {one.__name__ for one in exceptions() if issubclass(one, Refusal)}
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
+                text = node.args[0]
+                written = [one.value for one in ast.walk(text) if isinstance(one, ast.Constant)]
+                if isinstance(text, ast.Constant | ast.JoinedStr):
+                    found[f"{path.relative_to(SOURCE)}:{node.lineno}"] = "".join(map(str, written))
+    return found
+
+
+def test_refusals_say_what_to_do() -> None:
+    found = texts_of_refusals()
+    assert len(found) > 200
+    assert {place: text for place, text in found.items() if not REMEDY.search(text)} == {}
 
 
 def words(name: str) -> str:

@@ -54,6 +54,41 @@ def test_bytes_of_all_streams_of_a_namespace_are_limited(http: httpx.Client) -> 
     Stream(http, "alone").create("x" * 1000)
 
 
+def test_refusals_say_what_is_full_and_what_to_do() -> None:
+    with (
+        serve(
+            DS_QUOTAS__MAX_STREAMS="1",
+            DS_QUOTAS__MAX_BYTES="1",
+            DS_QUOTAS__MAX_READERS="1",
+            DS_QUOTAS__NAMESPACES="vip:streams=2",
+        ) as running,
+        httpx.Client(base_url=running.url) as http,
+    ):
+        stream = Stream(http, "a/one").create("x")
+        assert Stream(http, "a/two").put().json()["detail"] == (
+            "Namespace 'a' has 1 stream, and its quota is 1. Delete streams of the namespace, or raise"
+            " quotas.max_streams."
+        )
+        for name in ("vip/one", "vip/two"):
+            Stream(http, name).create()
+        assert Stream(http, "vip/three").put().json()["detail"] == (
+            "Namespace 'vip' has 2 streams, and its quota is 2. Delete streams of the namespace, or raise vip:streams"
+            " in"
+            " quotas.namespaces."
+        )
+        assert stream.post("yz").json()["detail"] == (
+            "Namespace 'a' has 1 byte and the request adds 2; its quota is 1. Delete streams of the namespace, let"
+            " retention drop old messages, or raise quotas.max_bytes."
+        )
+        live = {"offset": "-1", "live": "sse"}
+        with SseReader(running, "a/one"):
+            wait_for_live_readers(running, "sse", 1)
+            assert http.get("/v1/stream/a/one", params=live).json()["detail"] == (
+                "Namespace 'a' has 1 live reader, and its quota is 1. Retry later, end unused readers, or raise"
+                " quotas.max_readers."
+            )
+
+
 def test_streams_of_a_namespace_are_limited(http: httpx.Client) -> None:
     for name in ("b/one", "b/two"):
         Stream(http, name).create()
@@ -93,7 +128,13 @@ def test_connections_that_serve_a_namespace_are_limited() -> None:
             for refused in (stream.post("x"), stream.get(offset="-1"), stream.head(), Stream(http, "c/three").put()):
                 assert refused.status_code == 429
                 assert refused.headers["retry-after"] == "1"
-            assert_problem(stream.post("x"), 429, "namespace_busy")
+            busy = stream.post("x")
+            assert_problem(busy, 429, "namespace_busy")
+            assert busy.json()["detail"] == (
+                "Namespace 'c' uses 2 connections, and its quota is 2. Retry later, send fewer requests at the same"
+                " time,"
+                " end unused live reads, or raise quotas.max_connections."
+            )
             Stream(http, "other/one").create().append("x")
             Stream(http, "alone").create().append("x")
             assert samples(running)["headwater_quota_refusals_total{limit=connections}"] == 5

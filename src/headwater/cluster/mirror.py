@@ -215,7 +215,9 @@ class AllStreamsReader:
         problem = self.problems.get((stream.id, text))
         token = parse_token(text)
         if problem or token is None:
-            raise InvalidOffset(problem or f"Offset {text!r} is malformed.")
+            raise InvalidOffset(
+                problem or f"Offset {text!r} is malformed. Use -1, now, or one that the server returned."
+            )
         self._placed = token.offset
         return token.offset
 

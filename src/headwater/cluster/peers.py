@@ -244,7 +244,8 @@ class Peer(asyncio.Protocol):
             if future is not None and not future.done():
                 problem, answer = _decode(payload)
                 if problem:
-                    future.set_exception(WorkerUnavailable(f"Worker {self.worker} could not answer: {problem}", RETRY))
+                    detail = f"Worker {self.worker} could not answer ({problem}). Try again."
+                    future.set_exception(WorkerUnavailable(detail, RETRY))
                 else:
                     future.set_result(answer)
         else:

@@ -70,40 +70,56 @@ def parse_webhook_url(text: str, *, allow_local: bool) -> WebhookUrl:
         port = url.port
         host = url.hostname or ""
     except ValueError:
-        raise WebhookUrlRejected("webhook.url is not a valid URL.") from None
+        raise WebhookUrlRejected(
+            f"webhook.url {text!r} is not a valid URL; use one such as https://example.com/hook."
+        ) from None
     scheme = url.scheme.lower()
     if scheme not in ("http", "https") or not host:
-        raise WebhookUrlRejected("webhook.url must be an absolute https URL.")
+        raise WebhookUrlRejected(
+            f"webhook.url must be an absolute https URL such as https://example.com/hook, not {text!r}."
+        )
     if "@" in url.netloc:
-        raise WebhookUrlRejected("webhook.url may not contain a user name or password.")
+        raise WebhookUrlRejected(
+            "webhook.url may not contain a user name or password; the receiver can check the signature instead."
+        )
     if port == 0:
-        raise WebhookUrlRejected("webhook.url has no valid port.")
+        raise WebhookUrlRejected("webhook.url has port 0; use a port from 1 to 65535.")
     host = host.removesuffix(".")
     address = _literal(host)
     is_local = host == LOCALHOST or (isinstance(address, IPv4Address) and address in _LOOPBACK)
     if is_local:
         if not allow_local:
-            raise WebhookUrlRejected("webhook.url must not name this machine.")
+            raise _names_this_machine(host)
         if scheme != "http":
-            raise WebhookUrlRejected("Webhooks to this machine must be plain http.")
+            raise WebhookUrlRejected(
+                f"A webhook to this machine ({host}) must be plain http; use http:// in webhook.url."
+            )
     elif scheme != "https":
-        raise WebhookUrlRejected("webhook.url must be https.")
+        raise WebhookUrlRejected(f"webhook.url must be https, not http, because {host} is another machine.")
     elif address is not None and not is_public(address):
-        raise WebhookUrlRejected("webhook.url must not name an address in a private network.")
+        raise WebhookUrlRejected(f"webhook.url names {host}, an address in a private network; use a public address.")
     elif host.endswith(f".{LOCALHOST}"):
-        raise WebhookUrlRejected("webhook.url must not name this machine.")
+        raise _names_this_machine(host)
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
     return WebhookUrl(scheme, host, port or _default_port(scheme), target, is_local)
+
+
+def _names_this_machine(host: str) -> WebhookUrlRejected:
+    return WebhookUrlRejected(
+        f"webhook.url names this machine ({host}); use a public address, or set subscriptions.allow_local_webhooks."
+    )
 
 
 def check_address(url: WebhookUrl, address: Address) -> None:
     """Check the address that the host of a URL resolved to."""
     if url.is_local:
         if not _plain(address).is_loopback:
-            raise WebhookUrlRejected(f"{url.host} does not resolve to this machine.")
+            raise WebhookUrlRejected(f"{url.host} does not resolve to this machine; use 127.0.0.1 in webhook.url.")
     elif not is_public(address):
         # The message does not contain the address: a client could map the private network with it.
-        raise WebhookUrlRejected(f"{url.host} resolves to an address in a private network.")
+        raise WebhookUrlRejected(
+            f"{url.host} resolves to an address in a private network; use a host with a public address."
+        )
 
 
 def is_public(address: Address) -> bool:
@@ -133,18 +149,26 @@ def _literal(host: str) -> Address | None:
     try:
         if ":" in host:
             if "%" in host:
-                raise WebhookUrlRejected("webhook.url may not name a network interface.")
+                raise WebhookUrlRejected(
+                    f"webhook.url may not name a network interface; remove %{host.partition('%')[2]} from the address."
+                )
             return IPv6Address(host)
         return IPv4Address(host)
     except ipaddress.AddressValueError:
         pass
     if _NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
-        raise WebhookUrlRejected("An IPv4 address in webhook.url must be four decimal numbers without leading zeros.")
+        raise WebhookUrlRejected(
+            f"An IPv4 address in webhook.url must be four decimal numbers without leading zeros, not {host!r}."
+        )
     if _HOST.fullmatch(host) is None:
-        raise WebhookUrlRejected("webhook.url has no valid host.")
+        raise WebhookUrlRejected(
+            f"{host!r} in webhook.url is not a valid host name; use letters, digits, hyphens and dots."
+        )
     if len(host) > HOST_MAX_CHARS or any(len(label) > LABEL_MAX_CHARS for label in host.split(".")):
         raise WebhookUrlRejected(
-            f"The host of webhook.url may have {HOST_MAX_CHARS} characters, and {LABEL_MAX_CHARS} between two dots."
+            f"The host of webhook.url is too long; use at most {HOST_MAX_CHARS} characters, and {LABEL_MAX_CHARS}"
+            " between"
+            " two dots."
         )
     return None
 

@@ -27,23 +27,29 @@ _DOCUMENT_ROOT: Final = "bucket/"
 
 def check_bucket_id(bucket_id: str) -> str:
     if _BUCKET_ID.fullmatch(bucket_id) is None:
-        raise InvalidName("A bucket id is 4 to 64 characters out of a-z, 0-9, _ and -.")
+        raise InvalidName(f"Bucket id {bucket_id!r} is not valid; use 4 to 64 characters out of a-z, 0-9, _ and -.")
     return bucket_id
 
 
 def check_stream_id(bucket_id: str, stream_id: str) -> str:
     """Check a percent-decoded stream id of this bucket and return it."""
     if not stream_id:
-        raise InvalidName("The stream id is empty.")
+        raise InvalidName("The stream id is empty; name the stream as in /ds/{bucket}/{stream}.")
     if "/" in stream_id or "\0" in stream_id or ".." in stream_id:
-        raise InvalidName("A stream id may not contain a slash, a NUL or two dots in a row.")
+        raise InvalidName(
+            f"Stream id {stream_id!r} is not valid; it may not contain a slash, a NUL or two dots in a row."
+        )
     if stream_id == ".":
         # A proxy that normalises the URL would turn it into the URL of the bucket.
-        raise InvalidName("A stream id may not be a single dot.")
+        raise InvalidName("A stream id may not be a single dot; choose another one.")
     if len(bucket_id) + 1 + len(stream_id.encode("utf-8")) > KEY_MAX_BYTES:
-        raise InvalidName(f"Bucket id and stream id, joined by a slash, may have {KEY_MAX_BYTES} bytes in UTF-8.")
+        raise InvalidName(
+            f"The stream id is too long; with its bucket id and a slash it may have {KEY_MAX_BYTES} bytes in UTF-8."
+        )
     if stream_id == LISTING_ID:
-        raise InvalidName(f"The stream id {LISTING_ID!r} is reserved for the listing of the bucket.")
+        raise InvalidName(
+            f"The stream id {LISTING_ID!r} is reserved for the listing of the bucket; choose another one."
+        )
     return stream_id
 
 
@@ -51,7 +57,9 @@ def check_new_name(name: str) -> None:
     """Refuse control characters in the stream id of a stream that is to be created. Streams that have one stay usable:
     earlier releases allowed it."""
     if is_bucketed(name) and _CONTROL.search(name) is not None:
-        raise InvalidName("A stream id may not contain control characters (U+0000 to U+001F, U+007F to U+009F).")
+        raise InvalidName(
+            f"Stream id {name!r} has a control character (U+0000 to U+001F, U+007F to U+009F); remove it."
+        )
 
 
 def check_page_limit(text: str | None) -> int:

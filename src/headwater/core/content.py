@@ -86,7 +86,7 @@ def split_json(body: bytes, *, allow_empty: bool = False) -> Messages:
     except msgspec.DecodeError as error:
         raise invalid_json(body, error) from None
     except RecursionError:
-        raise InvalidJson("The body is nested too deeply.") from None
+        raise InvalidJson("The body is nested too deeply; use fewer arrays and objects inside each other.") from None
     if not elements:
         if allow_empty:
             return NO_MESSAGES
@@ -99,7 +99,9 @@ def _check_utf8(body: bytes) -> None:
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidJson(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
+        raise InvalidJson(
+            f"The body is not valid UTF-8 ({error.reason} at byte {error.start}); encode it as UTF-8."
+        ) from None
 
 
 def split_body(content_type: str, body: bytes, *, creating: bool = False) -> Messages:
@@ -123,7 +125,7 @@ def invalid_json(body: bytes, error: msgspec.DecodeError) -> InvalidJson:
         high = escape if 0xD800 <= unit <= 0xDBFF else None
     if high is not None:
         return _lone_surrogate(high)
-    return InvalidJson(f"The body is not valid JSON: {error}.")
+    return InvalidJson(f"The body is not valid JSON; correct it: {error}.")
 
 
 def _lone_surrogate(escape: re.Match[bytes]) -> InvalidJson:

@@ -26,7 +26,8 @@ def parse_ttl(text: str) -> int:
     """Seconds of a Stream-TTL header: a plain decimal, no sign, no leading zero (protocol §5.1)."""
     if _TTL.fullmatch(text) is None or int(text) > TTL_MAX_SECS:
         raise InvalidExpiry(
-            f"Stream-TTL must be a whole number of seconds from 0 to {TTL_MAX_SECS}, without sign or leading zeros."
+            f"Stream-TTL must be a whole number of seconds from 0 to {TTL_MAX_SECS}, without sign or leading zeros, not"
+            f" {text!r}."
         )
     return int(text)
 

@@ -68,7 +68,7 @@ def read_write_token(secret: bytes, text: str, now_ms: int) -> WriteClaim:
     body, _, mac = text.removeprefix(TOKEN_PREFIX).partition(".")
     is_ours = text.startswith(TOKEN_PREFIX) and text.isascii()
     if not is_ours or not hmac.compare_digest(_mac(secret, body), mac):
-        raise TokenInvalid("The write token is not valid.")
+        raise TokenInvalid("The write token is not valid; send the write_token of a claim.")
     claim = msgspec.json.decode(urlsafe_b64decode(body), type=WriteClaim)
     if claim.expires_ms <= now_ms:
         raise TokenInvalid("The write token has expired; acknowledge to get a new one.")

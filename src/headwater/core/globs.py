@@ -49,27 +49,34 @@ def compile_glob(pattern: str, max_bytes: int) -> Glob:
         return Glob((*BUCKET_ROOT[:-1].split("/"), *_check_bucket_pattern(glob.segments)))
     stripped = pattern.strip("/")
     if not stripped:
-        raise InvalidSubscription("pattern is empty.")
+        raise InvalidSubscription("pattern is empty; use one such as orders/* or **.")
     if len(stripped.encode("utf-8", "surrogatepass")) > max_bytes:
-        raise InvalidSubscription(f"pattern is longer than {max_bytes} bytes.")
+        raise InvalidSubscription(f"pattern is longer than {max_bytes} bytes (limits.max_name_bytes); shorten it.")
     if any(ord(character) < 0x20 or ord(character) == 0x7F for character in stripped):
-        raise InvalidSubscription("pattern may not contain control characters.")
+        raise InvalidSubscription(f"pattern {stripped!r} may not contain control characters; remove them.")
     segments: list[str] = []
     for segment in stripped.split("/"):
         if not segment:
-            raise InvalidSubscription("pattern may not contain empty segments.")
+            raise InvalidSubscription(
+                f"pattern {pattern!r} may not contain empty segments; use one slash between two segments."
+            )
         if "*" in segment and segment not in (ONE, ANY):
             # It could only match a name that contains an asterisk, which is probably not intended.
-            raise InvalidSubscription("In a pattern, * and ** are whole segments; write a literal asterisk as %2A.")
+            raise InvalidSubscription(
+                f"In a pattern, * and ** are whole segments, and {segment!r} is neither; write a literal asterisk as"
+                " %2A."
+            )
         if segment == ANY and segments and segments[-1] == ANY:
             continue  # Two in a row match the same as one.
         segments.append(segment)
     if len(segments) > SEGMENTS_MAX:
-        raise InvalidSubscription(f"pattern has {len(segments)} segments; at most {SEGMENTS_MAX} are allowed.")
+        raise InvalidSubscription(f"pattern has {len(segments)} segments; use at most {SEGMENTS_MAX}.")
     if segments.count(ANY) > ANY_MAX:
-        raise InvalidSubscription(f"pattern has {segments.count(ANY)} times **; at most {ANY_MAX} are allowed.")
+        raise InvalidSubscription(f"pattern has ** {segments.count(ANY)} times; use it at most {ANY_MAX} times.")
     if segments[0] == RESERVED_SEGMENT:
-        raise InvalidSubscription(f"Names below {RESERVED_SEGMENT}/ are reserved; no stream has one.")
+        raise InvalidSubscription(
+            f"Names below {RESERVED_SEGMENT}/ are reserved, and no stream has one; use another pattern."
+        )
     return Glob(tuple(segments))
 
 
@@ -78,7 +85,8 @@ def _check_bucket_pattern(segments: tuple[str, ...]) -> tuple[str, ...]:
     single = [segment for segment in segments if segment != ANY]
     if len(single) > 2 or (len(single) < 2 and ANY not in segments):
         raise InvalidSubscription(
-            f"A pattern for streams of buckets is like {BUCKET_ROOT}{{bucket}}/{{stream}}, with * or ** in it."
+            f"The pattern matches no stream of a bucket; write it like {BUCKET_ROOT}{{bucket}}/{{stream}}, with * or"
+            " **."
         )
     try:
         if segments[0] not in (ONE, ANY):

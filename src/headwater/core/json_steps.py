@@ -55,7 +55,7 @@ def split_json_in_steps(
         return split_json(body, allow_empty=allow_empty)
     end = len(body.rstrip(_WHITESPACE)) - 1
     if end <= begin or body[end] != ord("]"):
-        raise InvalidJson("The body is not valid JSON: the array does not end.")
+        raise InvalidJson("The body is not valid JSON: the array does not end; add the missing ].")
     at = begin + 1
     payload = BytesIO()
     lengths: list[int] = []
@@ -63,7 +63,9 @@ def split_json_in_steps(
         elements, at = yield from _next_piece(body, at, end, max_message_bytes)
         if not elements:
             if lengths or at < end:
-                raise InvalidJson("The body is not valid JSON: an element of the array is missing.")
+                raise InvalidJson(
+                    "The body is not valid JSON: an element of the array is missing; remove the extra comma."
+                )
             if allow_empty:
                 return NO_MESSAGES
             raise EmptyBody("An empty JSON array appends nothing; send at least one element.")
@@ -71,7 +73,9 @@ def split_json_in_steps(
         payload.write(b",")
         lengths.extend([len(element) + 1 for element in elements])
         if len(lengths) > max_messages:
-            raise TooManyMessages(f"The body has more than {max_messages} messages; send them in several requests.")
+            raise TooManyMessages(
+                f"The body has more than {max_messages} messages (limits.max_append_messages); send several requests."
+            )
         if at > end:
             break
         yield
@@ -80,7 +84,11 @@ def split_json_in_steps(
 
 
 def too_large(max_message_bytes: int) -> MessageTooLarge:
-    return MessageTooLarge(f"A JSON message is larger than {max_message_bytes} bytes.")
+    return MessageTooLarge(
+        f"A JSON message is larger than {max_message_bytes} bytes (limits.max_json_message_bytes); split it, or store"
+        " it"
+        " in a stream of bytes."
+    )
 
 
 def _scan_in_steps(body: bytes, max_messages: int, max_message_bytes: int) -> Generator[None, None, Messages | None]:
@@ -116,7 +124,9 @@ def _check_utf8(body: bytes) -> Generator[None, None, None]:
             yield
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise InvalidJson(f"The body is not valid UTF-8: {error.reason} near byte {at + error.start}.") from None
+        raise InvalidJson(
+            f"The body is not valid UTF-8 ({error.reason} near byte {at + error.start}); encode it as UTF-8."
+        ) from None
 
 
 def _next_piece(
@@ -138,7 +148,9 @@ def _next_piece(
                 if comma == end or _is_within(error, len(piece)):
                     raise invalid_json(piece, error) from None
             except RecursionError:
-                raise InvalidJson("The body is nested too deeply.") from None
+                raise InvalidJson(
+                    "The body is nested too deeply; use fewer arrays and objects inside each other."
+                ) from None
             search_from = comma + 1
             yield
         size *= 2

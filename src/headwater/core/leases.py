@@ -36,7 +36,7 @@ decode_terms: Final = msgspec.json.Decoder(LeaseTerms).decode
 
 def check_holder(holder: str) -> str:
     if not holder or len(holder) > HOLDER_MAX_CHARS or not holder.isprintable():
-        raise InvalidLease(f"holder must have 1 to {HOLDER_MAX_CHARS} printable characters.")
+        raise InvalidLease(f"holder must have 1 to {HOLDER_MAX_CHARS} printable characters, not {holder[:100]!r}.")
     return holder
 
 
@@ -50,9 +50,11 @@ def check_terms(terms: LeaseTerms, ttl_max_ms: int) -> None:
         raise InvalidLease(f"producer_id must have 1 to {ID_MAX_BYTES} bytes.")
     if not terms.close:
         if not terms.final:
-            raise InvalidLease("A lease that neither closes the stream nor appends to it has no effect.")
+            raise InvalidLease(
+                "A lease that neither closes the stream nor appends to it has no effect; set close or append."
+            )
         if terms.producer_id is None:
-            raise InvalidLease("A lease that does not close the stream needs producer_id, to fence its holder.")
+            raise InvalidLease("A lease that does not close the stream fences its holder; send its producer_id too.")
 
 
 def final_body(message: msgspec.Raw | None, *, json: bool) -> bytes:
@@ -61,7 +63,7 @@ def final_body(message: msgspec.Raw | None, *, json: bool) -> bytes:
         return b""
     raw = bytes(message)
     if len(raw) > FINAL_MAX_BYTES:
-        raise PayloadTooLarge(f"The message of a lease may have {FINAL_MAX_BYTES} bytes.")
+        raise PayloadTooLarge(f"append has {len(raw)} bytes; the last message of a lease may have {FINAL_MAX_BYTES}.")
     if json:
         body = b"[" + raw + b"]"
         split_json(body)
@@ -71,5 +73,5 @@ def final_body(message: msgspec.Raw | None, *, json: bool) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidLease("append must be a string, because the stream is not a JSON stream.") from None
     if not text:
-        raise InvalidLease("append must not be empty.")
+        raise InvalidLease("append must not be empty; leave it out, or give the last message of the stream.")
     return text.encode()

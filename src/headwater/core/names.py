@@ -26,30 +26,36 @@ def canonical_name(raw_path: bytes, max_bytes: int) -> str:
 def decode_segment(raw: bytes) -> str:
     """Decode a percent-encoded piece of a path, once."""
     if b"%" in raw and not _escapes_are_complete(raw):
-        raise InvalidName("The path has a percent sign that is not followed by two hex digits.")
+        raise InvalidName(
+            "The path has a percent sign that is not followed by two hex digits; write a percent sign as %25."
+        )
     try:
         return unquote_to_bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidName("A name must be valid UTF-8.") from None
+        raise InvalidName("The name is not valid UTF-8; percent-encode its bytes in UTF-8.") from None
 
 
 def check_name(name: str, max_bytes: int) -> str:
     """Check a decoded name and return it; an empty, too long or ambiguous one is refused."""
     if not name:
-        raise InvalidName("The stream name is empty.")
+        raise InvalidName("The stream name is empty; name the stream as in /v1/stream/{name}.")
     if len(name.encode("utf-8", "surrogatepass")) > max_bytes:
-        raise InvalidName(f"The stream name is longer than {max_bytes} bytes.")
+        raise InvalidName(
+            f"The stream name is longer than {max_bytes} bytes (limits.max_name_bytes); choose a shorter one."
+        )
     if _CONTROL.search(name) is not None:
-        raise InvalidName("A stream name may not contain control characters.")
+        raise InvalidName(f"Stream name {name!r} may not contain control characters; remove them.")
     if "\\" in name:
-        raise InvalidName("A stream name may not contain a backslash.")
+        raise InvalidName(f"Stream name {name!r} may not contain a backslash; use / between segments.")
     segments = name.split("/")
     if "" in segments:
-        raise InvalidName("A stream name may not contain empty segments or end with a slash.")
+        raise InvalidName(
+            f"Stream name {name!r} may not contain empty segments or end with a slash; remove the extra slash."
+        )
     if "." in segments or ".." in segments:
-        raise InvalidName("A stream name may not contain the segments '.' or '..'.")
+        raise InvalidName(f"Stream name {name!r} may not contain the segments '.' or '..'; remove them.")
     if segments[0] == RESERVED_SEGMENT:
-        raise InvalidName(f"Names below {RESERVED_SEGMENT}/ are reserved.")
+        raise InvalidName(f"Names below {RESERVED_SEGMENT}/ are reserved; choose another name.")
     return name
 
 

@@ -81,11 +81,11 @@ def parse_producer(id_: str | None, epoch: str | None, seq: str | None) -> Produ
     if id_ is None and epoch is None and seq is None:
         return None
     if id_ is None or epoch is None or seq is None:
-        raise InvalidProducer("Producer-Id, Producer-Epoch and Producer-Seq go together: send all three or none.")
+        raise InvalidProducer("Producer-Id, Producer-Epoch and Producer-Seq go together; send all three or none.")
     if not id_:
-        raise InvalidProducer("Producer-Id must not be empty.")
+        raise InvalidProducer("Producer-Id is empty; send an id that no other producer of the stream uses.")
     if len(id_.encode("utf-8", "surrogatepass")) > ID_MAX_BYTES:
-        raise InvalidProducer(f"Producer-Id must not be longer than {ID_MAX_BYTES} bytes.")
+        raise InvalidProducer(f"Producer-Id is longer than {ID_MAX_BYTES} bytes; use a shorter id.")
     return ProducerHeaders(id_, _number("Producer-Epoch", epoch), _number("Producer-Seq", seq))
 
 
@@ -95,11 +95,15 @@ def judge(state: ProducerState | None, producer: ProducerHeaders) -> Verdict:
         if producer.seq == 0:
             return Verdict.NEW
         if state is not None:
-            raise InvalidProducer(f"A new epoch starts with Producer-Seq 0, not {producer.seq}.")
+            raise InvalidProducer(
+                f"Epoch {producer.epoch} is new, so its first Producer-Seq must be 0, not {producer.seq}."
+            )
         raise _gap(expected=0, received=producer.seq)
     if producer.epoch < state.epoch:
         raise StaleEpoch(
-            f"Epoch {producer.epoch} of producer {producer.id!r} was taken over by epoch {state.epoch}.",
+            f"Epoch {producer.epoch} of producer {producer.id!r} was taken over by epoch {state.epoch}. Stop this"
+            " writer,"
+            f" or continue with epoch {state.epoch + 1} and Producer-Seq 0.",
             (("Producer-Epoch", str(state.epoch)),),
         )
     if producer.seq <= state.seq:
@@ -111,7 +115,8 @@ def judge(state: ProducerState | None, producer: ProducerHeaders) -> Verdict:
 
 def _gap(*, expected: int, received: int) -> SequenceGap:
     return SequenceGap(
-        f"Expected Producer-Seq {expected}, received {received}: an earlier append is missing.",
+        f"Expected Producer-Seq {expected}, received {received}: an earlier append is missing. Send Producer-Seq"
+        f" {expected} first.",
         (("Producer-Expected-Seq", str(expected)), ("Producer-Received-Seq", str(received))),
     )
 

@@ -115,7 +115,9 @@ def _number(header: str, unit: str, text: str | None) -> int | None:
     if text is None:
         return None
     if _NUMBER.fullmatch(text) is None or int(text) > _NUMBER_MAX:
-        raise BadRequest(f"{header} must be a whole number of {unit} without sign or leading zeros; 0 keeps all.")
+        raise BadRequest(
+            f"{header} must be a whole number of {unit} without sign or leading zeros (0 keeps all), not {text!r}."
+        )
     return int(text)
 
 

@@ -113,9 +113,14 @@ def decide_fork(
     check_new_name(request.name)
     check_retained(source.id, Offset(point.message_index, point.byte_position), source.retained)
     if source.snapshot is not None and source.retained_index and not is_bucketed(request.name):
-        raise Conflict("The source begins with a snapshot, which only a fork below /ds/ can serve.")
+        raise Conflict(
+            "The source begins with a snapshot, which only a fork below /ds/ can serve; create the fork in a bucket."
+        )
     if request.content_type is not None and media_type(request.content_type) != source.type.media:
-        raise ContentTypeMismatch(f"A fork has its source's content type, {source.type.header}.")
+        raise ContentTypeMismatch(
+            f"A fork has the content type of its source, {source.type.header}, not {request.content_type}; send that"
+            " one or none."
+        )
     messages = request.split(source.type.header)
     # Messages after the fork point are never older than those before it, even if the clock was set back.
     now_ms = max(now_ms, source.written_ms)
@@ -142,28 +147,31 @@ def decide_fork(
 def check_same_config(stream: StreamState, request: CreateRequest) -> None:
     """PUT on a stream that exists succeeds only with the same configuration (protocol §5.1)."""
     if (request.fork is not None) != (stream.fork is not None):
-        raise ConfigMismatch("A stream with this name exists, and only one of the two is a fork.")
+        raise _mismatch(f"as {'a fork' if stream.fork is not None else 'a stream that is not a fork'}")
     if request.fork is not None and stream.fork is not None:
         _check_same_fork(stream.fork, request.fork)
     is_fork = stream.fork is not None
     if not is_fork or request.content_type is not None:
         requested_type = media_type(request.content_type or DEFAULT_CONTENT_TYPE)
         if requested_type != stream.type.media:
-            raise ConfigMismatch(f"The stream exists with content type {stream.type.header}, not {requested_type}.")
+            raise _mismatch(f"with content type {stream.type.header}, not {requested_type}")
     inherits = is_fork and request.ttl_secs is None and request.expires_at_ms is None
     if not inherits and request.ttl_secs != stream.ttl_secs:
         if stream.ttl_secs is None:
-            raise ConfigMismatch("The stream exists without a Stream-TTL.")
-        raise ConfigMismatch(f"The stream exists with a Stream-TTL of {stream.ttl_secs} seconds.")
+            raise _mismatch("without a Stream-TTL")
+        raise _mismatch(f"with Stream-TTL {stream.ttl_secs}")
     if not inherits and request.expires_at_ms != stream.expires_at_ms:
         if stream.expires_at_ms is None:
-            raise ConfigMismatch("The stream exists without a Stream-Expires-At.")
-        raise ConfigMismatch(f"The stream exists with Stream-Expires-At {format_instant(stream.expires_at_ms)}.")
+            raise _mismatch("without a Stream-Expires-At")
+        raise _mismatch(f"with Stream-Expires-At {format_instant(stream.expires_at_ms)}")
     if request.retention != stream.retention and not (is_fork and request.retention is None):
-        raise ConfigMismatch("The stream exists with another retention.")
+        raise _mismatch("with another retention")
     if request.closed != stream.closed:
-        state = "closed" if stream.closed else "open"
-        raise ConfigMismatch(f"The stream exists and is {state}.")
+        raise _mismatch(f"and is {'closed' if stream.closed else 'open'}")
+
+
+def _mismatch(existing: str) -> ConfigMismatch:
+    return ConfigMismatch(f"The stream exists {existing}. Use it as it is, delete it first, or choose another name.")
 
 
 def decide_append(
@@ -188,11 +196,13 @@ def decide_append(
         return _on_closed(stream, body, producer)
     if body:
         if content_type is None:
-            raise BadRequest("Content-Type is missing; it must match the stream's.")
+            raise BadRequest(f"Content-Type is missing; send the stream's, {stream.type.header}.")
         if content_type != stream.type.header:
             check_content_type(content_type)
             if media_type(content_type) != stream.type.media:
-                raise ContentTypeMismatch(f"The stream's content type is {stream.type.header}, not {content_type}.")
+                raise ContentTypeMismatch(
+                    f"The stream's content type is {stream.type.header}, not {content_type}; send the stream's."
+                )
     if producer is not None:
         known = stream.producers.get(producer.id) if stream.producers is not None else None
         if judge(known, producer) is Verdict.DUPLICATE:
@@ -204,7 +214,8 @@ def decide_append(
     if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
         # The official PHP client searches for the words "sequence conflict".
         raise SequenceRegression(
-            f"sequence conflict: Stream-Seq {stream_seq!r} is not greater than {stream.stream_seq!r}."
+            f"sequence conflict: Stream-Seq {stream_seq!r} is not greater than {stream.stream_seq!r}. Read the new"
+            " messages, then append with a greater value."
         )
     if messages is not None:
         payload, lengths = messages
@@ -229,9 +240,9 @@ def decide_append(
 
 def _check_same_fork(point: ForkPoint, requested: ForkRequest) -> None:
     if point.source_name != requested.source_name:
-        raise ConfigMismatch(f"The stream exists as a fork of {point.source_name!r}.")
+        raise _mismatch(f"as a fork of {point.source_name!r}")
     if not same_offset(point.requested_offset, requested.offset) or point.requested_sub_offset != requested.sub_offset:
-        raise ConfigMismatch("The stream exists as a fork of the same source at another offset.")
+        raise _mismatch("as a fork of the same source at another offset")
 
 
 def check_retained(stream_id: int, offset: Offset, earliest: Offset) -> None:
@@ -243,7 +254,7 @@ def check_retained(stream_id: int, offset: Offset, earliest: Offset) -> None:
 def offset_gone(stream_id: int, earliest: Offset) -> OffsetGone:
     token = format_token(earliest.message_index, earliest.byte_position, stream_id)
     return OffsetGone(
-        f"Offsets before {token} are no longer retained; bootstrap again.",
+        f"Offsets before {token} are no longer retained; bootstrap again, or read from that offset.",
         (("Stream-Earliest-Offset", token),),
     )
 
@@ -268,6 +279,6 @@ def _on_closed(stream: StreamState, body: bytes, producer: ProducerHeaders | Non
         # Closing is idempotent, with any producer headers (§5.2, §5.2.1).
         return AppendOutcome.ALREADY_CLOSED
     raise StreamClosed(
-        "The stream is closed and accepts no more data.",
+        "The stream is closed and accepts no more data; append to another stream.",
         (CLOSED_HEADER, ("Stream-Next-Offset", format_token(stream.message_index, stream.byte_position, stream.id))),
     )

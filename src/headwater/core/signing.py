@@ -97,10 +97,10 @@ def read_token(secret: bytes, subscription: str, text: str) -> WakeToken:
     generation, _, rest = text.partition(".")
     wake_id, _, mac = rest.partition(".")
     if not (generation.isascii() and generation.isdecimal() and len(generation) <= 16 and mac.isascii()):
-        raise TokenInvalid("The bearer token is not valid.")
+        raise TokenInvalid("The bearer token is not valid; send the token of the wake.")
     token = WakeToken(int(generation), wake_id)
     if not hmac.compare_digest(_mac(secret, subscription, token).encode(), mac.encode()):
-        raise TokenInvalid("The bearer token is not valid for this subscription.")
+        raise TokenInvalid("The bearer token is not valid for this subscription; send the token of its wake.")
     return token
 
 

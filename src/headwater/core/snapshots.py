@@ -11,4 +11,6 @@ def check_snapshot_offset(stream_id: int, offset: Offset, earliest: Offset, tail
     """A snapshot lies between the earliest retained offset and the tail. The reader checks message boundaries."""
     check_retained(stream_id, offset, earliest)
     if offset > tail:
-        raise Conflict(f"Snapshot offset {offset} lies beyond the tail, {tail}.")
+        raise Conflict(
+            f"Snapshot offset {offset} is after the end of the stream, {tail}; use an offset that a read returned."
+        )

@@ -79,7 +79,8 @@ class SubscriptionLimits:
         """Refuse a request that names too many streams."""
         if count > self.max_streams_per_request:
             raise TooManyStreams(
-                f"The request names {count} streams; at most {self.max_streams_per_request} are allowed in one."
+                f"The request names {count} streams; send at most {self.max_streams_per_request} in one request"
+                " (subscriptions.max_streams_per_request)."
             )
 
 
@@ -134,27 +135,39 @@ def make_config(
     limits.check_request(len(streams))
     names = tuple(sorted({link_name(stream, max_name_bytes) for stream in streams}))
     if not pattern and not names:
-        raise InvalidSubscription("Give a pattern, or streams, or both.")
+        raise InvalidSubscription("The subscription follows nothing; give a pattern, or streams, or both.")
     if not LEASE_TTL_MIN_MS <= lease_ttl_ms <= LEASE_TTL_MAX_MS:
-        raise InvalidSubscription(f"lease_ttl_ms must be from {LEASE_TTL_MIN_MS} to {LEASE_TTL_MAX_MS}.")
+        raise InvalidSubscription(
+            f"lease_ttl_ms must be from {LEASE_TTL_MIN_MS} to {LEASE_TTL_MAX_MS}, not {lease_ttl_ms}."
+        )
     if description is not None and len(description) > limits.max_description_chars:
-        raise InvalidSubscription(f"description is longer than {limits.max_description_chars} characters.")
+        raise InvalidSubscription(
+            f"description has {len(description)} characters; use at most {limits.max_description_chars}."
+        )
     if kind == "webhook":
         if not webhook_url:
-            raise InvalidSubscription("A webhook subscription needs webhook.url.")
+            raise InvalidSubscription(
+                "A webhook subscription needs webhook.url; give one such as https://example.com/hook."
+            )
         if len(webhook_url) > URL_MAX_CHARS:
-            raise InvalidSubscription(f"webhook.url is longer than {URL_MAX_CHARS} characters.")
+            raise InvalidSubscription(f"webhook.url has {len(webhook_url)} characters; use at most {URL_MAX_CHARS}.")
         wake_stream = None
     else:
         if not wake_stream:
-            raise InvalidSubscription("A pull-wake subscription needs wake_stream.")
+            raise InvalidSubscription(
+                "A pull-wake subscription needs wake_stream; name the stream that announces work."
+            )
         webhook_url = None
         wake_stream = link_name(wake_stream, max_name_bytes)
         if is_bucketed(wake_stream):
-            raise InvalidSubscription("wake_stream must be a stream of /v1/stream/, not of a bucket.")
+            raise InvalidSubscription(
+                f"wake_stream must be a stream of /v1/stream/, not of a bucket like {wake_stream!r}."
+            )
         if wake_stream in names:
             # Each wake would be work for the next one.
-            raise InvalidSubscription("A subscription cannot follow its own wake_stream.")
+            raise InvalidSubscription(
+                f"A subscription cannot follow its own wake_stream, {wake_stream!r}; name another one."
+            )
     return Config(
         kind,
         compile_glob(pattern, max_name_bytes).text if pattern else None,
@@ -186,17 +199,17 @@ def linked_name(text: str) -> str:
 
 def check_subscription_id(text: str) -> str:
     if not text or text in (".", ".."):
-        raise InvalidSubscription("The subscription id is missing.")
+        raise InvalidSubscription("The subscription id is missing; name it as in __ds/subscriptions/{id}.")
     if len(text.encode("utf-8", "surrogatepass")) > ID_MAX_BYTES:
-        raise InvalidSubscription(f"The subscription id is longer than {ID_MAX_BYTES} bytes.")
+        raise InvalidSubscription(f"The subscription id is longer than {ID_MAX_BYTES} bytes; choose a shorter one.")
     if any(ord(character) < 0x20 or ord(character) == 0x7F for character in text):
-        raise InvalidSubscription("The subscription id may not contain control characters.")
+        raise InvalidSubscription(f"Subscription id {text!r} may not contain control characters; remove them.")
     return text
 
 
 def check_worker(worker: str) -> str:
     if not worker or len(worker) > WORKER_MAX_CHARS:
-        raise InvalidSubscription(f"worker must have from 1 to {WORKER_MAX_CHARS} characters.")
+        raise InvalidSubscription(f"worker must have from 1 to {WORKER_MAX_CHARS} characters, not {len(worker)}.")
     return worker
 
 
@@ -207,9 +220,11 @@ def advance(cursor: Offset, ack: Ack, tail: Offset) -> Offset:
         raise InvalidAck(f"{ack.offset!r} is not an offset. Ack one that the server returned.")
     offset = token.offset
     if offset < cursor:
-        raise InvalidAck(f"{ack.stream!r} is acked up to {cursor}; an ack cannot go back to {offset}.")
+        raise InvalidAck(f"{ack.stream!r} is acked up to {cursor}, and {offset} is before it; ack a later offset.")
     if offset > tail:
-        raise InvalidAck(f"{offset} lies beyond the tail of {ack.stream!r}, {tail}.")
+        raise InvalidAck(
+            f"{offset} is after the end of {ack.stream!r}, {tail}; ack an offset that the server returned."
+        )
     return offset
 
 
@@ -231,16 +246,21 @@ def claim(wake: Wake, worker: str, until_ms: int) -> Wake:
 def check_claimable(wake: Wake, has_pending: bool) -> None:
     if wake.phase is Phase.HELD:
         raise AlreadyClaimed(
-            f"{wake.holder!r} holds the lease.", current_holder=wake.holder, generation=wake.generation
+            f"{wake.holder!r} holds the lease; wait for the next wake, or until the lease expires.",
+            current_holder=wake.holder,
+            generation=wake.generation,
         )
     if not has_pending:
-        raise NoPendingWork("Everything is acked; there is nothing to claim.")
+        raise NoPendingWork("Everything is acked, so there is nothing to claim; wait for the next wake.")
 
 
 def check_current(wake: Wake, generation: int, wake_id: str) -> None:
     """Fence a request for a wake that has ended."""
     if wake.phase is Phase.IDLE or generation != wake.generation or wake_id != wake.wake_id:
-        raise Fenced("This wake has ended; another worker may have claimed its work.", generation=wake.generation)
+        raise Fenced(
+            "This wake has ended, and another worker may have claimed its work; stop, and claim the next wake.",
+            generation=wake.generation,
+        )
 
 
 def extend(wake: Wake, until_ms: int) -> Wake:

@@ -144,7 +144,8 @@ class Buckets:
 
     def create(self, bucket_id: str, done: OnBucket) -> None:
         if bucket_id in self._decided:
-            self._engine.after_all_pending(done, BucketExists(f"Bucket {bucket_id!r} exists."))
+            refusal = BucketExists(f"Bucket {bucket_id!r} exists already; use it, or choose another id.")
+            self._engine.after_all_pending(done, refusal)
             return
         self._engine.check_writable()
         bucket = BucketState(bucket_id, self._engine.now_ms())
@@ -163,7 +164,8 @@ class Buckets:
         creating = any(not self._is_deleted(incarnation) for incarnation in bucket.creating)
         elsewhere = self.elsewhere is not None and self.elsewhere.has_any(bucket_id)
         if creating or elsewhere or any(self._is_kept(bucket_id, stream_id) for stream_id in bucket.ids):
-            self._engine.after_all_pending(done, BucketNotEmpty(f"Bucket {bucket_id!r} still has streams."))
+            refusal = BucketNotEmpty(f"Bucket {bucket_id!r} still has streams; delete them first.")
+            self._engine.after_all_pending(done, refusal)
             return
         self._engine.check_writable()
         del self._decided[bucket_id]
@@ -292,4 +294,4 @@ def _created_ms(bucket_id: str, document: bytes) -> int:
 
 
 def bucket_not_found(bucket_id: str) -> BucketNotFound:
-    return BucketNotFound(f"There is no bucket {bucket_id!r}.")
+    return BucketNotFound(f"There is no bucket {bucket_id!r}; create it with PUT /ds/{bucket_id}.")

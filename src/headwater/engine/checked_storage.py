@@ -72,5 +72,8 @@ class CheckedStorage:
             self._reported.add(stream_id)
             log.error("stored data of stream %r cannot be read: %s", name, error)
         if isinstance(error, CorruptError):
-            return DataCorrupt(f"Stored data of stream {name!r} fails its checksum and is not served.")
+            return DataCorrupt(
+                f"Stored data of stream {name!r} fails its checksum and is not served; check the disk, and restore a"
+                " backup."
+            )
         return StorageUnavailable(f"Stored data of stream {name!r} cannot be read at the moment; retry later.")

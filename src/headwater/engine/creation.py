@@ -32,7 +32,7 @@ def new_fork(
     if source is None or not (source.visible or source.deleted):
         raise not_found(requested.source_name)
     if source.deleted:
-        raise Conflict(f"The source {source.name!r} was deleted; it can no longer be forked.")
+        raise Conflict(f"The source {source.name!r} was deleted and can no longer be forked; fork another stream.")
     if max_depth and reader.generation(source) >= max_depth:
         raise Conflict(
             f"The source {source.name!r} is already {max_depth} forks deep, which is the limit"

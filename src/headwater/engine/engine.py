@@ -226,7 +226,10 @@ class Engine:
         if stream is not None:
             try:
                 if stream.deleted:
-                    raise Conflict("The name is taken by a deleted stream that forks still read from.")
+                    raise Conflict(
+                        f"The name {request.name!r} is taken by a deleted stream that forks still read from; delete the"
+                        " forks first, or choose another name."
+                    )
                 check_same_config(stream, request)
                 self.fences.check_same(stream, request)
             except Refusal as refusal:
@@ -238,7 +241,8 @@ class Engine:
         if request.name in self.catalog.by_name:
             raise Conflict(
                 f"Stream {request.name!r} has expired and its data is kept for now, because the server's clock jumped;"
-                " the name is free again when the data is deleted."
+                " the name is free again when the data is deleted. Choose another name, or run `headwater store"
+                " confirm-expiry` if the clock is right."
             )
         record = self._decide_create(request, now_ms)
         checked_size(record)

@@ -92,11 +92,17 @@ class Fences:
     def check_same(self, stream: LiveStream, request: CreateRequest) -> None:
         """Refuse a PUT of an existing stream with a different `Write-Fence` (WF-01)."""
         if request.fenced != (stream.id in self.streams):
-            raise ConfigMismatch(f"The stream exists {'without' if request.fenced else 'with'} Write-Fence: true.")
+            raise ConfigMismatch(
+                f"The stream exists {'without' if request.fenced else 'with'} Write-Fence: true. Use it as it is,"
+                " delete"
+                " it first, or choose another name."
+            )
 
     def create(self, stream_id: int) -> None:
         if self.claims is None:
-            raise FencingUnavailable("Fencing needs subscriptions.")
+            raise FencingUnavailable(
+                "Write-Fence needs subscriptions, which are disabled on this server; create the stream without it."
+            )
         self.streams[stream_id] = FenceState()
         self._save(stream_id)
 
@@ -116,7 +122,9 @@ class Fences:
             return None
         if credentials is not None and credentials.is_bearer and not credentials.text.startswith(TOKEN_PREFIX):
             if is_wake_token(credentials.text):
-                raise TokenOutOfScope("The token proves a wake, not a claim.")
+                raise TokenOutOfScope(
+                    "This is the token of a wake; claim the work, and send the write_token of the claim."
+                )
             credentials = None
         if credentials is None:
             if producer is not None and producer.id in fence.bound:
@@ -128,9 +136,12 @@ class Fences:
         # The seal of a removed link is kept: its claim gets 409, not 403.
         is_sealed = fence.seals.get(claim.authority, -1) >= claim.generation
         if now is not None and now.authority == claim.authority and stream.name not in now.streams and not is_sealed:
-            raise TokenOutOfScope("The write token is not for this stream.")
+            raise TokenOutOfScope(
+                f"The write token is not for stream {stream.name!r}; link the stream to subscription"
+                f" {claim.subscription!r} first."
+            )
         if producer is None:
-            raise InvalidProducer("A fenced write needs Producer-Id, Producer-Epoch and Producer-Seq.")
+            raise InvalidProducer("A fenced write needs Producer-Id, Producer-Epoch and Producer-Seq; send all three.")
         self._check_current(fence, claim, now, producer)
         return claim
 
@@ -155,7 +166,9 @@ class Fences:
         fence = self.streams[stream.id]
         if record.producer_id is not None and record.producer_id not in fence.bound:
             if len(fence.bound) >= BOUND_MAX:
-                raise TooManyProducers(f"A fenced stream binds at most {BOUND_MAX} producer ids.")
+                raise TooManyProducers(
+                    f"A fenced stream binds at most {BOUND_MAX} producer ids; use one of them again."
+                )
             fence.bound = [*fence.bound, record.producer_id]
         end = record.message_index + len(record.lengths), record.byte_position + len(record.payload)
         fence.written = end

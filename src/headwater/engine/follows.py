@@ -293,7 +293,9 @@ class ManyFollower:
         if self._follows.cursors + self._follows.elsewhere >= self._follows.max_streams:
             limit = self._follows.max_streams
             self.failure = TooManyFollowed(
-                f"All followers together follow {limit} streams (limits.max_followed_streams)."
+                f"All followers together follow {limit} streams, which is the limit (limits.max_followed_streams);"
+                " follow"
+                " fewer streams, or raise it."
             )
             self._on_ready()
             return

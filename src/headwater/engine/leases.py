@@ -136,11 +136,17 @@ class WriterLeases:
         if known is not None:
             if known.has_expired(now_ms):
                 self._end(known)
-                raise LeaseHeld("The lease of this stream has expired; its end is being written.")
+                raise LeaseHeld(
+                    "The lease of this stream has expired, and its end is being written; retry in a moment."
+                )
             if known.terms.holder != terms.holder and not take_over:
                 raise _held(known)
         elif len(self._by_stream) >= self._max_leases:
-            raise TooManyLeases(f"The server has {self._max_leases} writer leases (limits.max_leases).")
+            raise TooManyLeases(
+                f"The server has {self._max_leases} writer leases, which is the limit (limits.max_leases); release"
+                " leases"
+                " of writers that have finished, or raise it."
+            )
         lease = WriterLease(stream.id, terms, now_ms)
         value = encode_terms(terms)
         self._engine.check_writable()
@@ -170,13 +176,13 @@ class WriterLeases:
             raise read_only(name)
         stream = self._engine.look_up(name)
         if stream.closed:
-            raise StreamClosed("The stream is closed, so it has no writer.", (CLOSED_HEADER,))
+            raise StreamClosed("The stream is closed, so it has no writer; write to another stream.", (CLOSED_HEADER,))
         return stream
 
     def _lease_of(self, stream: LiveStream) -> WriterLease:
         lease = self._by_stream.get(stream.id)
         if lease is None or stream.closed:
-            raise LeaseNotFound(f"There is no writer lease on {stream.name!r}.")
+            raise LeaseNotFound(f"There is no writer lease on {stream.name!r}; acquire one with ?lease=acquire.")
         return lease
 
     def _held_by(self, name: str, holder: str) -> WriterLease:
@@ -186,7 +192,7 @@ class WriterLeases:
             raise _held(lease)
         if lease.has_expired(self._engine.now_ms()):
             self._end(lease)
-            raise LeaseHeld("The lease has expired, and the server ends the stream.")
+            raise LeaseHeld("The lease has expired, and the server ends the stream; stop this writer.")
         return lease
 
     def _view(self, lease: WriterLease) -> LeaseView:
@@ -274,7 +280,9 @@ class WriterLeases:
 
 
 def _held(lease: WriterLease) -> LeaseHeld:
-    return LeaseHeld(f"{lease.terms.holder!r} holds the lease of this stream.")
+    return LeaseHeld(
+        f"{lease.terms.holder!r} holds the lease of this stream; stop this writer, or acquire it with take_over."
+    )
 
 
 def _log_failure(error: Exception | None) -> None:

@@ -51,7 +51,9 @@ class Lineages:
             source = self._by_id.get(fork.source_id)
             if source is None:
                 name = waiting[-1].name
-                raise DataCorrupt(f"The source of stream {name!r} is missing, and with it the data before the fork.")
+                raise DataCorrupt(
+                    f"The source of stream {name!r} is missing, and with it the data before the fork; restore a backup."
+                )
             if source.lineage is not None:
                 break
             waiting.append(source)

@@ -82,7 +82,11 @@ class Links:
         if subscription.glob is not None:
             if self._pattern_segments + len(subscription.glob.segments) > self._limits.max_pattern_segments:
                 limit = self._limits.max_pattern_segments
-                done(SubscriptionLimitReached(f"All patterns together may have {limit} segments."))
+                detail = (
+                    f"All patterns together may have {limit} segments (subscriptions.max_pattern_segments); delete"
+                    " subscriptions, or raise the limit."
+                )
+                done(SubscriptionLimitReached(detail))
                 return
             self._add_glob(subscription, subscription.glob)
         self._slices.add(self._link_existing(subscription), partial(self._begun, subscription, done))
@@ -177,9 +181,17 @@ class Links:
         """Refuse to link more streams than the settings allow."""
         limits = self._limits
         if len(subscription.links) + count > limits.max_links_per_subscription:
-            raise TooManyStreams(f"A subscription may follow {limits.max_links_per_subscription} streams.")
+            raise TooManyStreams(
+                f"A subscription may follow {limits.max_links_per_subscription} streams"
+                " (subscriptions.max_links_per_subscription), and this one would follow"
+                f" {len(subscription.links) + count};"
+                " use several subscriptions, or raise the limit."
+            )
         if count and self._count + count > limits.max_links:
-            raise SubscriptionLimitReached(f"All subscriptions together may follow {limits.max_links} streams.")
+            raise SubscriptionLimitReached(
+                f"All subscriptions together may follow {limits.max_links} streams (subscriptions.max_links), and would"
+                f" follow {self._count + count}; delete subscriptions, or raise the limit."
+            )
 
     def _is_within_limits(self, subscription: Subscription) -> bool:
         limits = self._limits

@@ -84,7 +84,11 @@ class Namespaces:
         usage = self._total(namespace)
         if limit and usage is not None and usage.streams >= limit:
             self.refusals["streams"] += 1
-            raise NamespaceFull(f"Namespace {namespace!r} has {usage.streams} streams; its quota is {limit}.")
+            raise NamespaceFull(
+                f"Namespace {namespace!r} has {counted(usage.streams, 'stream')}, and its quota is {limit}. Delete"
+                " streams"
+                f" of the namespace, or raise {self._setting(namespace, 'max_streams')}."
+            )
         self.check_bytes(name, size)
 
     def check_bytes(self, name: str, size: int) -> None:
@@ -97,8 +101,10 @@ class Namespaces:
         if limit and held + size > limit:
             self.refusals["bytes"] += 1
             raise NamespaceFull(
-                f"Namespace {namespace!r} would have {held + size} bytes; its quota is {limit}."
-                " Delete streams, or let retention drop old messages."
+                f"Namespace {namespace!r} has {counted(held, 'byte')} and the request adds {size}; its quota is"
+                f" {limit}."
+                " Delete streams of the namespace, let retention drop old messages, or raise"
+                f" {self._setting(namespace, 'max_bytes')}."
             )
 
     def check_reader(self, name: str) -> None:
@@ -110,7 +116,8 @@ class Namespaces:
         if limit and usage is not None and usage.readers >= limit:
             self.refusals["readers"] += 1
             raise TooManyReaders(
-                f"Namespace {namespace!r} has {usage.readers} live readers; its quota is {limit}.",
+                f"Namespace {namespace!r} has {counted(usage.readers, 'live reader')}, and its quota is {limit}. Retry"
+                f" later, end unused readers, or raise {self._setting(namespace, 'max_readers')}.",
                 (("Retry-After", "5"),),
             )
 
@@ -124,7 +131,9 @@ class Namespaces:
         if limit and usage is not None and usage.connections >= limit:
             self.refusals["connections"] += 1
             raise NamespaceBusy(
-                f"Namespace {namespace!r} uses {usage.connections} connections; its quota is {limit}.",
+                f"Namespace {namespace!r} uses {counted(usage.connections, 'connection')}, and its quota is {limit}."
+                " Retry later, send fewer requests at the same time, end unused live reads, or raise"
+                f" {self._setting(namespace, 'max_connections')}.",
                 (("Retry-After", "1"),),
             )
         self._count(namespace, connections=1)
@@ -162,6 +171,17 @@ class Namespaces:
 
     def _limits(self, namespace: str) -> NamespaceLimits:
         return self._rule.own.get(namespace, self._rule.common)
+
+    def _setting(self, namespace: str, name: str) -> str:
+        """The setting that an operator raises."""
+        if namespace in self._rule.own:
+            return f"{namespace}:{name.removeprefix('max_')} in quotas.namespaces"
+        return f"quotas.{name}"
+
+
+def counted(number: int, thing: str) -> str:
+    """A number with its noun: `1 stream`, `2 streams`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def namespace_of(name: str) -> str | None:

@@ -47,5 +47,7 @@ class ProducerLimit:
             stream.producers_idle_ms = min(state.used_ms for state in producers.values()) + idle_ms
         raise TooManyProducers(
             f"The stream has {len(producers)} producers, and {self._most} is the limit"
-            f" (limits.max_producers_per_stream). None of them has been idle for {self._idle_days} days."
+            f" (limits.max_producers_per_stream). None of them has been idle for {self._idle_days} days. Use one of"
+            " their"
+            " ids with a new epoch, use another stream, or raise the limit."
         )

@@ -81,13 +81,15 @@ class Quota:
         if limit and held + content_bytes + metadata_bytes > limit:
             raise MemoryFull(
                 f"All streams together would exceed the limit of {limit} bytes (limits.max_memory_bytes); they"
-                f" hold {content} bytes of content and {metadata} of metadata."
+                f" hold {content} bytes of content and {metadata} of metadata. Delete streams, raise the limit, or"
+                " use a"
+                " storage mode on disk."
             )
         limit = self._limits.max_metadata_bytes
         if limit and metadata_bytes and metadata + metadata_bytes > limit:
             raise MemoryFull(
                 f"The metadata of all streams would exceed the limit of {limit} bytes"
-                f" (limits.max_metadata_bytes); it uses {metadata} bytes now."
+                f" (limits.max_metadata_bytes); it uses {metadata} bytes now. Delete streams, or raise the limit."
             )
 
     def add(self, name: str, content_bytes: int, metadata_bytes: int, streams: int) -> None:
@@ -121,7 +123,11 @@ class Quota:
         """Refuse an append that would make one stream larger than its limit."""
         limit = self._limits.max_stream_bytes
         if limit and size > limit:
-            raise StreamFull(f"The stream would have {size} bytes; the limit is {limit} (limits.max_stream_bytes).")
+            raise StreamFull(
+                f"The stream would have {size} bytes; the limit is {limit} (limits.max_stream_bytes). Continue in"
+                " another"
+                " stream, or raise the limit."
+            )
 
 
 def checked_size(record: Record) -> int:
@@ -133,7 +139,8 @@ def checked_size(record: Record) -> int:
         size = record_bytes(record)
     if size > RECORD_MAX_BYTES:
         raise PayloadTooLarge(
-            f"The request needs {size} bytes in the journal; the limit of a record is {RECORD_MAX_BYTES}."
+            f"The request needs {size} bytes in the journal; the limit of a record is {RECORD_MAX_BYTES}. Split it into"
+            " several appends."
         )
     return size
 

@@ -117,7 +117,8 @@ class StreamReader:
                 if shared:
                     return
                 raise InvalidOffset(
-                    f"Offset {offset} of {descendant.name!r} is after the fork point of {stream.name!r}."
+                    f"Offset {offset} of {descendant.name!r} is after the fork point of {stream.name!r}; use an offset"
+                    f" that a read of {stream.name!r} returned."
                 )
         raise stream_recreated(stream.name, stream.id, incarnation)
 
@@ -134,14 +135,20 @@ class StreamReader:
                 index += requested.sub_offset
                 after = self.boundary(source, index) if index <= source.durable_index else None
                 if after is None:
-                    raise InvalidOffset(f"There are fewer than {requested.sub_offset} messages after the fork offset.")
+                    raise InvalidOffset(
+                        f"There are fewer than {requested.sub_offset} messages after the fork offset; send a smaller"
+                        " Stream-Fork-Sub-Offset."
+                    )
                 position = after
             else:
                 index += 1
                 after = self.boundary(source, index) if index <= source.durable_index else None
                 position += requested.sub_offset
                 if after is None or position > after:
-                    raise InvalidOffset(f"The message at the fork offset has fewer than {requested.sub_offset} bytes.")
+                    raise InvalidOffset(
+                        f"The message at the fork offset has fewer than {requested.sub_offset} bytes; send a smaller"
+                        " Stream-Fork-Sub-Offset."
+                    )
         return ForkPoint(source.id, source.name, index, position, requested.offset, requested.sub_offset)
 
     def boundary(self, stream: LiveStream, index: int) -> int | None:
@@ -174,7 +181,7 @@ class StreamReader:
     def check_readable(self, stream: LiveStream, start: Offset) -> None:
         """Refuse to continue from `start` if the stream was deleted or trimmed in the meantime."""
         if stream.id not in self._by_id:
-            raise StreamNotFound(f"Stream {stream.name!r} was deleted while it was being read.")
+            raise StreamNotFound(f"Stream {stream.name!r} was deleted while it was being read; discard its offsets.")
         if start.message_index < stream.durable_retained_index:
             raise gone_before(stream)
 
@@ -214,9 +221,14 @@ class StreamReader:
                 until = min(position + SLICE_BYTES, span.end.byte_position)
                 owner = self._by_id.get(span.stream_id)
                 if owner is None:
-                    raise StreamNotFound(f"Stream {chunk.stream.name!r} was deleted while it was being read.")
+                    raise StreamNotFound(
+                        f"Stream {chunk.stream.name!r} was deleted while it was being read; discard its offsets."
+                    )
                 if position < owner.floor_position:
-                    raise OffsetGone(f"Stream {chunk.stream.name!r} was trimmed while it was being read.")
+                    raise OffsetGone(
+                        f"Stream {chunk.stream.name!r} was trimmed while it was being read; read its earliest offset"
+                        " with HEAD."
+                    )
                 try:
                     pieces = self._storage.read(span.stream_id, position, until)
                 except ColdRead as miss:

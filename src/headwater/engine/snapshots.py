@@ -149,7 +149,9 @@ class Snapshots:
         try:
             stream, _ = self.check(name, token)
             if upload.stream_id is not None and upload.stream_id != stream.id:
-                raise StreamNotFound(f"Stream {name!r} was deleted and created again during the upload.")
+                raise StreamNotFound(
+                    f"Stream {name!r} was created again during the upload; make a snapshot of the new stream."
+                )
             self._engine.check_writable()
         except Refusal as refusal:
             upload.abort()
@@ -189,7 +191,7 @@ class Snapshots:
         """Check everything again, because the stream may have changed while the blob was written, and commit."""
         stream, offset = self.check(name, token)
         if stream.id != upload.stream_id or stream.id not in self._engine.catalog.by_id:
-            raise StreamNotFound(f"Stream {name!r} was deleted during the upload.")
+            raise StreamNotFound(f"Stream {name!r} was deleted during the upload; the snapshot was not stored.")
         now_ms = self._engine.now_ms()
         ref = SnapshotRef(offset.message_index, offset.byte_position, content_type, upload.blob_id, upload.size, now_ms)
         self._engine.retain(
@@ -241,7 +243,7 @@ class Snapshots:
 
 def _damaged(name: str, error: Exception) -> DataCorrupt:
     log.error("the snapshot of stream %r cannot be read: %s", name, error)
-    return DataCorrupt(f"The snapshot of stream {name!r} is missing or damaged, and is not served.")
+    return DataCorrupt(f"The snapshot of stream {name!r} is missing or damaged, and is not served; publish it again.")
 
 
 def _log_failure(error: BaseException | None) -> None:

@@ -6,11 +6,11 @@ from headwater.core.errors import MethodNotAllowed, StreamDeleted, StreamNotFoun
 
 
 def not_found(name: str) -> StreamNotFound:
-    return StreamNotFound(f"There is no stream {name!r}.")
+    return StreamNotFound(f"There is no stream {name!r}; create it with PUT, or check the name.")
 
 
 def soft_deleted(name: str) -> StreamDeleted:
-    return StreamDeleted(f"Stream {name!r} was deleted.")
+    return StreamDeleted(f"Stream {name!r} was deleted, and forks still use its data; use another name.")
 
 
 def read_only(name: str) -> MethodNotAllowed:

@@ -170,7 +170,11 @@ class Subscriptions:
         elif id_ in self._by_id:
             self.run(partial(self._confirm, id_, config), done)
         elif len(self._by_id) + len(self._locked) >= self.limits.max_subscriptions:
-            done(SubscriptionLimitReached(f"The limit of {self.limits.max_subscriptions} subscriptions is reached."))
+            detail = (
+                f"The server has {self.limits.max_subscriptions} subscriptions, which is the limit"
+                " (subscriptions.max_subscriptions); delete some, or raise it."
+            )
+            done(SubscriptionLimitReached(detail))
         else:
             self._locked[id_] = []
             create = partial(self._create, id_, config, base_url, partial(self._on_created, id_, done))
@@ -218,7 +222,7 @@ class Subscriptions:
         subscription = self._find(id_)
         names = tuple(names)
         if subscription.config.wake_stream in names:
-            raise InvalidSubscription("A subscription cannot follow its own wake_stream.")
+            raise InvalidSubscription("A subscription cannot follow its own wake_stream; name other streams.")
         self._links.check_limits(subscription, sum(name not in subscription.links for name in set(names)))
         for name in names:
             self._links.add(subscription, name)
@@ -282,10 +286,11 @@ class Subscriptions:
     def _find(self, id_: str, kind: Kind | None = None) -> Subscription:
         subscription = self._by_id.get(id_)
         if subscription is None:
-            raise SubscriptionNotFound(f"There is no subscription {id_!r}.")
+            raise SubscriptionNotFound(f"There is no subscription {id_!r}; create it with PUT.")
         if kind is not None and subscription.config.kind != kind:
             raise InvalidSubscription(
-                "claim, ack and release are for pull-wake subscriptions, callback is for webhooks."
+                f"Subscription {id_!r} is of type {subscription.config.kind}; claim, ack and release are for pull-wake"
+                " subscriptions, callback is for webhooks."
             )
         return subscription
 
@@ -308,7 +313,10 @@ class Subscriptions:
     def _confirm(self, id_: str, config: Config) -> Put:
         existing = self._find(id_)
         if existing.config != config:
-            raise SubscriptionAlreadyExists(f"Subscription {id_!r} exists with another configuration.")
+            raise SubscriptionAlreadyExists(
+                f"Subscription {id_!r} exists with another configuration; use it as it is, delete it first, or choose"
+                " another id."
+            )
         return Put(self._view(existing), False)
 
     def _create(

@@ -168,14 +168,18 @@ class BlobUpload:
 
 
 def too_large(max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The snapshot is larger than {max_bytes} bytes.")
+    return PayloadTooLarge(
+        f"The snapshot is larger than {max_bytes} bytes (limits.max_snapshot_bytes); send a smaller one."
+    )
 
 
 def _refusal_of(error: BaseException) -> Refusal:
     log.error("a snapshot could not be written: %s", error, exc_info=error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFull("The disk is full; the snapshot was not stored.")
-    return StorageUnavailable("The snapshot could not be written and was not stored.")
+        return StorageFull("The disk is full, and the snapshot was not stored; free disk space.")
+    return StorageUnavailable(
+        "The snapshot could not be written and was not stored; the log of the server has the reason."
+    )
 
 
 def _log_failure(error: BaseException | None) -> None:

@@ -394,7 +394,9 @@ class Wakes:
             name = rules.linked_name(ack.stream)
             link = subscription.links.get(name)
             if link is None:
-                raise InvalidAck(f"{ack.stream!r} is not a stream of this subscription.")
+                raise InvalidAck(
+                    f"{ack.stream!r} is not a stream of this subscription; ack streams that the wake names."
+                )
             offset = rules.advance(moved[name][1] if name in moved else link.acked, ack, link.tail)
             stream = link.stream
             if stream is None:
@@ -446,7 +448,10 @@ class Wakes:
         """Fence a request whose token, generation or wake id is not of the current wake."""
         token = read_token(self._keys.secret(), subscription.id, text)
         if token != WakeToken(generation, wake_id):
-            raise Fenced("The token belongs to another wake.", generation=subscription.wake.generation)
+            raise Fenced(
+                "The token belongs to another wake; stop, and claim the next wake.",
+                generation=subscription.wake.generation,
+            )
         rules.check_current(subscription.wake, generation, wake_id)
 
 

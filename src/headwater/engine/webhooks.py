@@ -177,12 +177,15 @@ class Webhooks:
         except WebhookUrlRejected as rejected:
             refusal = rejected
         except UnicodeError:
-            refusal = WebhookUrlRejected(f"{url.host!r} is not a host name that can be resolved.")
+            refusal = WebhookUrlRejected(f"{url.host!r} is not a host name that can be resolved; correct webhook.url.")
         except (OSError, TimeoutError):
             pass  # A name that does not resolve now may resolve later; each call checks again.
         except Exception:
             log.exception("checking the webhook host %r failed unexpectedly", url.host)
-            refusal = InternalError("The webhook URL could not be checked because of an internal error.")
+            refusal = InternalError(
+                "The webhook URL could not be checked because of an internal error; the log of the server has the"
+                " details."
+            )
         done(refusal)
 
     def _start_calls(self) -> None:

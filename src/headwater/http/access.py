@@ -62,7 +62,10 @@ class AccessControl:
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):
             return None
-        return Unauthorized("Send the server's token as Authorization: Bearer.", (("WWW-Authenticate", "Bearer"),))
+        return Unauthorized(
+            "The server requires its token (auth.token); send it as Authorization: Bearer TOKEN.",
+            (("WWW-Authenticate", "Bearer"),),
+        )
 
     def _is_open(self, target: bytes) -> bool:
         path = target.partition(b"?")[0]

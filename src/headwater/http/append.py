@@ -71,7 +71,9 @@ def _with_credentials(append: Callable[..., None], request: Request) -> Callable
     credentials = credentials_of(request)
     is_missing = credentials is None or (credentials.is_bearer and not credentials.text.startswith(TOKEN_PREFIX))
     if is_missing and request.asks_to_fence_writes():
-        raise TokenInvalid("Write-Fence: true needs a write token.")
+        raise TokenInvalid(
+            "Write-Fence: true needs a write token; send the write_token of a claim as Authorization: Bearer."
+        )
     return append if credentials is None else partial(append, credentials=credentials)
 
 

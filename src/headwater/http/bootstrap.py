@@ -77,7 +77,7 @@ def complete(body: BootstrapBody, make_boundary: Callable[[], bytes] = new_bound
                 return boundary, b"".join(body.slices(boundary))
             except BoundaryFoundError:
                 continue
-        raise BoundaryFoundError(f"Each of {BOUNDARY_TRIES} random boundaries occurs in a part of the response.")
+        raise BoundaryFoundError(f"Each of {BOUNDARY_TRIES} random boundaries occurs in a part of the response; retry.")
     finally:
         body.close()
 
@@ -102,7 +102,7 @@ class BoundaryWatch:
     def check(self, piece: bytes | memoryview) -> None:
         window = self._end + piece
         if self._boundary in window:
-            raise BoundaryFoundError("The boundary of the response occurs in one of its parts.")
+            raise BoundaryFoundError("The boundary of the response occurs in one of its parts; retry.")
         self._end = window[1 - len(self._boundary) :]
 
 
@@ -174,7 +174,9 @@ class BootstrapBody:
         at = self._start
         while at.message_index < self._end.message_index:
             if self._stream.id not in self._engine.catalog.by_id:
-                raise StreamNotFound(f"Stream {self._stream.name!r} was deleted while it was being read.")
+                raise StreamNotFound(
+                    f"Stream {self._stream.name!r} was deleted while it was being read; discard its offsets."
+                )
             try:
                 chunk = self._engine.reader.run(self._stream, at, self._end, STEP_BYTES)
                 small = self._small(chunk, boundary) if chunk.length <= SLICE_BYTES else None

@@ -80,7 +80,7 @@ def _progress(
 def _stream_of(one: _AckBody) -> str:
     stream = one.stream if one.stream is not None else one.path
     if stream is None:
-        raise InvalidSubscription("Each ack must name its stream.")
+        raise InvalidSubscription("Each ack must name its stream; send it as stream (or path).")
     return stream
 
 

@@ -101,7 +101,7 @@ class OpenConnections:
         """Add a new connection; returns the refusal if the limit is reached."""
         self._open.add(connection)
         if len(self._open) + self.elsewhere > self._limit:
-            return TooManyConnections(f"Connection limit ({self._limit}) reached.")
+            return TooManyConnections(f"Connection limit ({self._limit}, server.max_connections) reached; retry later.")
         return None
 
     def discard(self, connection: OpenConnection) -> None:
@@ -170,7 +170,7 @@ class Context:
     @property
     def subscriptions(self) -> Subscriptions:
         if self._subscriptions is None:
-            raise NotFound("Subscriptions are disabled on this server.")
+            raise NotFound("Subscriptions are disabled on this server; set subscriptions.enabled to use them.")
         return self._subscriptions
 
     def census(self) -> Census:

@@ -64,10 +64,15 @@ def _fork(context: Context, request: Request) -> ForkRequest | None:
     sub_offset = request.header(b"stream-fork-sub-offset")
     if source is None:
         if offset is not None or sub_offset is not None:
-            raise BadRequest("Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From.")
+            raise BadRequest(
+                "Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From, the path of the source; send"
+                " it too."
+            )
         return None
     if sub_offset is not None and _SUB_OFFSET.fullmatch(sub_offset) is None:
-        raise BadRequest("Stream-Fork-Sub-Offset must be a whole number without sign or leading zeros.")
+        raise BadRequest(
+            f"Stream-Fork-Sub-Offset must be a whole number without sign or leading zeros, not {sub_offset!r}."
+        )
     name = stream_at(source, context.limits.max_name_bytes, context.root_aliases)
     return ForkRequest(name, offset, int(sub_offset or 0))
 

@@ -58,7 +58,7 @@ class Found(msgspec.Struct):
 def check_text(text: str) -> bytes:
     """The text to search for as bytes, in lower case."""
     if not text or len(text) > TEXT_MAX:
-        raise BadRequest(f"find must have 1 to {TEXT_MAX} characters.")
+        raise BadRequest(f"find must have 1 to {TEXT_MAX} characters, not {len(text)}.")
     return text.encode("utf-8", "surrogateescape").lower()
 
 

@@ -45,13 +45,15 @@ def begin(context: Context, request: Request, address: Address) -> Response:
     """Create a session for the listed streams; the response has its id, and the URL of the events."""
     body = read_json(request, _FollowBody, BadRequest)
     if len(body.streams) > NAMES_MAX:
-        raise TooManyFollowed(f"One request can name {NAMES_MAX} streams; follow a prefix, or send several requests.")
+        raise TooManyFollowed(
+            f"One request can name {NAMES_MAX} streams, not {len(body.streams)}; follow a prefix, or send several."
+        )
     scope = Scope.of(request)
     offsets = {_checked(context, scope, name): offset for name, offset in body.streams.items()}
     if body.prefix is not None:
         scope.check_prefix(body.prefix)
     elif not offsets:
-        raise BadRequest("Name streams with their offsets in `streams`, or a `prefix`.")
+        raise BadRequest("The request follows nothing; name streams with their offsets in `streams`, or a `prefix`.")
     now_s = context.loop.time()
     session = context.follow_sessions.add(FollowRequest(offsets, body.prefix, body.start), scope, now_s)
     location = context.location(request).decode("latin-1") + f"/{session.id}"

@@ -113,10 +113,16 @@ class FollowSessions:
     def add(self, wanted: FollowRequest, scope: Scope, now_s: float) -> FollowSession:
         self._expire(now_s)
         if len(self._by_id) + self.elsewhere >= self._limit:
-            detail = f"There are {self._limit} followers of many streams (limits.max_follows)."
+            detail = (
+                f"There are {self._limit} followers of many streams (limits.max_follows); retry later, or raise it."
+            )
             raise TooManyFollows(detail, (("Retry-After", "1"),))
         if self._named + len(wanted.offsets) > self._max_streams:
-            detail = f"All followers together name {self._max_streams} streams (limits.max_followed_streams)."
+            detail = (
+                f"All followers together may name {self._max_streams} streams (limits.max_followed_streams); name"
+                " fewer, or"
+                " raise the limit."
+            )
             raise TooManyFollowed(detail)
         session = FollowSession(self.id_prefix + secrets.token_urlsafe(18), wanted, scope)
         self._by_id[session.id] = session
@@ -128,7 +134,9 @@ class FollowSessions:
         self._expire(now_s)
         session = self._by_id.get(session_id)
         if session is None or session.scope != scope:
-            raise FollowNotFound("There is no such id; it has expired, or belongs to another token.")
+            raise FollowNotFound(
+                "There is no such id; it has expired, or belongs to another token. Send the POST again."
+            )
         return session
 
     def attach(self, session: FollowSession, reader: SessionReader) -> None:

@@ -23,19 +23,21 @@ _encode: Final = msgspec.json.Encoder().encode
 def read_json(request: Request, kind: type[BodyT], error: type[Refusal] = InvalidSubscription) -> BodyT:
     """Parse the request's body as `kind`. Unknown members are ignored; a malformed body is refused with `error`."""
     if len(request.body) > BODY_MAX_BYTES:
-        raise PayloadTooLarge(f"The body is larger than {BODY_MAX_BYTES} bytes.")
+        raise PayloadTooLarge(
+            f"The body has {len(request.body)} bytes; requests of this kind may have {BODY_MAX_BYTES}."
+        )
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as reason:
         raise error(f"The body is not valid: {reason}.") from None
     except RecursionError:
-        raise error("The body is nested too deeply.") from None
+        raise error("The body is nested too deeply; use fewer arrays and objects inside each other.") from None
 
 
 def bearer_token(request: Request) -> str:
     scheme, _, token = (request.header(b"authorization") or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise TokenInvalid("Send the token of the wake as Authorization: Bearer.")
+        raise TokenInvalid("The token of the wake is missing; send it as Authorization: Bearer TOKEN.")
     return token.strip()
 
 

@@ -32,7 +32,9 @@ class _LeaseBody(msgspec.Struct):
 
 def change(context: Context, request: Request, address: Address) -> Response | Deferred:
     if request.header(b"content-type") != LEASE_TYPE:
-        raise InvalidLease(f"A lease request has the Content-Type {LEASE_TYPE}.")
+        raise InvalidLease(
+            f"A lease request must have the Content-Type {LEASE_TYPE}, not {request.header(b'content-type') or 'none'}."
+        )
     body = read_json(request, _LeaseBody, InvalidLease)
     leases = context.engine.leases
     match address.query["lease"]:

@@ -167,7 +167,7 @@ class RequestParser:
                 rest = memoryview(rest)[offer.args[0] :]
                 self._read_without_upgrade()
             except httptools.HttpParserError as error:
-                self.refuse(BadRequest(f"The request is not valid HTTP: {error}."))
+                self.refuse(BadRequest(f"The request is not valid HTTP; correct the client: {error}."))
                 break
             if self.refusal is not None:
                 break
@@ -196,7 +196,12 @@ class RequestParser:
         if self.upload is not None and self.upload.is_full:
             self.since_s = now_s  # The disk is slow, not the client.
         elif now_s - self.since_s > self._limits.read_timeout_s:
-            self.refuse(RequestTimeout(f"The request did not arrive within {self._limits.read_timeout_s:g} s."))
+            limit = self._limits.read_timeout_s
+            self.refuse(
+                RequestTimeout(
+                    f"The request did not arrive within {limit:g} s (server.read_timeout_secs); send it again."
+                )
+            )
 
     def refused_request(self) -> Request:
         """The known part of a request that was refused while it was being read."""
@@ -287,7 +292,7 @@ class RequestParser:
         value = value.strip(b" \t")
         if key in self._headers:
             if key == b"host":
-                self.refuse(BadRequest("More than one Host header."))
+                self.refuse(BadRequest("The request has more than one Host header; send one."))
                 return
             value = self._headers[key] + b", " + value
         self._headers[key] = value
@@ -383,7 +388,9 @@ class RequestParser:
     def _check_transfer_coding(self, value: bytes) -> bool:
         """Refuse codings other than `chunked`, and any in HTTP/1.0, which has none (RFC 9112 §6.1)."""
         if self._parser.get_http_version() == "1.0":
-            self.refuse(BadRequest("An HTTP/1.0 request cannot have a Transfer-Encoding."))
+            self.refuse(
+                BadRequest("An HTTP/1.0 request cannot have a Transfer-Encoding; use HTTP/1.1, or Content-Length.")
+            )
         elif value.strip().lower() != b"chunked":
             self.refuse(
                 UnsupportedTransferCoding(
@@ -400,7 +407,12 @@ class RequestParser:
         self._upgrading = False
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self.refuse(MethodNotAllowed("This server is not a proxy.", (("Allow", ALLOWED_METHODS),)))
+            self.refuse(
+                MethodNotAllowed(
+                    "This server is not a proxy; remove it from the proxy settings of the client.",
+                    (("Allow", ALLOWED_METHODS),),
+                )
+            )
             return
         kept = {name: value for name, value in self._headers.items() if name not in (b"upgrade", b"connection")}
         head = b"%b %b HTTP/1.1\r\n" % (method, self._target)
@@ -412,7 +424,7 @@ class RequestParser:
         try:
             self._parser.feed_data(head + fields + b"\r\n")
         except httptools.HttpParserError as error:
-            self.refuse(BadRequest(f"The request is not valid HTTP: {error}."))
+            self.refuse(BadRequest(f"The request is not valid HTTP; correct the client: {error}."))
 
     def _begin_upload(self) -> bool:
         """Decide where the body is stored; False if it is refused."""
@@ -466,13 +478,17 @@ class RequestParser:
             self.upload = None
 
     def _url_too_long(self) -> Refusal:
-        return UrlTooLong(f"The URL is longer than {self._limits.max_url_bytes} bytes.")
+        return UrlTooLong(
+            f"The URL is longer than {self._limits.max_url_bytes} bytes (http.max_url_bytes); shorten it."
+        )
 
     def _headers_too_large(self) -> Refusal:
-        return HeadersTooLarge(f"The headers are larger than {self._limits.max_header_bytes} bytes.")
+        limit = self._limits.max_header_bytes
+        return HeadersTooLarge(f"The headers are larger than {limit} bytes (http.max_header_bytes); send fewer.")
 
     def _body_too_large(self) -> Refusal:
-        return PayloadTooLarge(f"The body is larger than {self._limits.max_body_bytes} bytes.")
+        limit = self._limits.max_body_bytes
+        return PayloadTooLarge(f"The body is larger than {limit} bytes (http.max_body_bytes); send several requests.")
 
 
 def _overloaded() -> Refusal:

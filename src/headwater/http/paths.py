@@ -126,10 +126,12 @@ def stream_at(path: bytes, max_name_bytes: int, aliases: Sequence[bytes] = ()) -
     if path.startswith(BUCKETS_ROOT):
         address = _resolve_bucketed(path)
         if address.pattern is not BUCKET_STREAM:
-            raise InvalidName("The path does not name a stream.")
+            raise InvalidName(f"{path.decode('latin-1')!r} does not name a stream; use /ds/{{bucket}}/{{stream}}.")
         return address.name
     if not path.startswith(STREAM_ROOT):
-        raise BadRequest(f"The path of a stream must begin with {STREAM_ROOT.decode()} or /ds/.")
+        raise BadRequest(
+            f"The path of a stream must begin with {STREAM_ROOT.decode()} or /ds/, not {path.decode('latin-1')!r}."
+        )
     return canonical_name(path[len(STREAM_ROOT) :], max_name_bytes)
 
 
@@ -157,7 +159,7 @@ def _resolve_control(path: bytes) -> Address:
             return Address(_SUBSCRIPTION_ACTIONS[rest[0]], subscription=id_)
         if rest[0] == b"streams":
             return Address(SUBSCRIPTION_STREAM, _decoded(b"/".join(rest[1:])), subscription=id_)
-    raise SubscriptionNotFound("There is no resource at this path below __ds/.")
+    raise SubscriptionNotFound("There is no resource at this path below __ds/; docs/api.md lists them.")
 
 
 def _resolve_bucketed(path: bytes) -> Address:
@@ -186,4 +188,4 @@ def _decoded(raw: bytes) -> str:
     try:
         return unquote_to_bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidSubscription("The path must be valid UTF-8.") from None
+        raise InvalidSubscription("The path is not valid UTF-8; percent-encode its bytes in UTF-8.") from None

@@ -53,7 +53,9 @@ def is_range_read(query: Mapping[str, str]) -> bool:
 
 
 def not_for_live_reads() -> BadRequest:
-    return BadRequest("until, splits, frames, times and find are only for catch-up reads from an offset.")
+    return BadRequest(
+        "until, splits, frames, times and find are for catch-up reads; leave out live, and use another offset than now."
+    )
 
 
 def respond(
@@ -63,7 +65,7 @@ def respond(
     if query.get("offset") == NOW:
         raise not_for_live_reads()
     if "times" in query and (query["times"] != "1" or "frames" not in query):
-        raise BadRequest("times must be 1, and needs frames=1.")
+        raise BadRequest(f"times must be 1, not {query['times']!r}, and needs frames=1.")
     until = _until(context, stream, start, query.get("until"))
     if "splits" in query:
         return _splits(context, stream, start, until, query["splits"])
@@ -78,13 +80,13 @@ def respond(
         until = context.engine.reader.first_messages(stream, start, until, FRAMES_MAX)
         chunk = _bounded(context, stream, start, until, context.limits.max_chunk_bytes)
         return _frames(context, chunk, "times" in query)
-    raise BadRequest("frames must be 1.")
+    raise BadRequest(f"frames must be 1, not {query['frames']!r}.")
 
 
 def _until(context: Context, stream: LiveStream, start: Offset, token: str | None) -> Offset:
     until = context.engine.reader.resolve(stream, token if token is not None else NOW)
     if until < start:
-        raise InvalidOffset(f"until ({until}) is before offset ({start}).")
+        raise InvalidOffset(f"until ({until}) is before offset ({start}); exchange them, or leave out until.")
     return until
 
 
@@ -122,7 +124,7 @@ def _frames(context: Context, chunk: ReadChunk, with_times: bool) -> PiecewiseRe
 
 def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, count: str) -> Deferred:
     if _COUNT.fullmatch(count) is None or int(count) > SPLITS_MAX:
-        raise BadRequest(f"splits must be a whole number from 1 to {SPLITS_MAX}.")
+        raise BadRequest(f"splits must be a whole number from 1 to {SPLITS_MAX}, not {count!r}.")
 
     last = offset_text(stream.id, start)
 

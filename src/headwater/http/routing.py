@@ -64,7 +64,7 @@ class Router:
         if address is None:
             address = self._address(context, request)
         if not request.http_1_0 and b"host" not in request.headers:
-            raise BadRequest("The Host header is missing.")
+            raise BadRequest("The Host header is missing; HTTP/1.1 requires it.")
         methods = self._methods[address.pattern]
         if address.query:
             variant = LEASE if LEASE in address.query else address.query.get(LIVE)
@@ -75,7 +75,8 @@ class Router:
         route = methods.get(request.method)
         if route is None:
             allowed = ", ".join(sorted(method.decode() for method in methods if b" " not in method))
-            raise MethodNotAllowed(f"Allowed methods: {allowed}.", (("Allow", allowed),))
+            detail = f"{request.method.decode('latin-1')} is not supported here. Allowed methods: {allowed}."
+            raise MethodNotAllowed(detail, (("Allow", allowed),))
         return route, address
 
     def begin_upload(self, context: Context, request: Request, *, is_next: bool) -> BlobUpload | None:
@@ -100,7 +101,7 @@ class Router:
         try:
             url = httptools.parse_url(request.target)
         except httptools.HttpParserInvalidURLError:
-            raise BadRequest("The request target is not a valid URL.") from None
+            raise BadRequest("The request target is not a valid URL; percent-encode its special characters.") from None
         path = url.path or b"/"
         address = resolve_path(path, context.limits.max_name_bytes, context.root_aliases)
         if len(self._addresses) >= ADDRESS_CACHE_MAX:
@@ -119,9 +120,9 @@ def parse_query(raw: bytes) -> dict[str, str]:
             continue
         value = _decoded(encoded_value)
         if value is None:
-            raise BadRequest(f"The query parameter {name} is not valid UTF-8.")
+            raise BadRequest(f"The query parameter {name} is not valid UTF-8; percent-encode its bytes in UTF-8.")
         if name in query:
-            raise BadRequest(f"The query parameter {name} is given more than once.")
+            raise BadRequest(f"The query parameter {name} is given more than once; send it once.")
         query[name] = value
     return query
 

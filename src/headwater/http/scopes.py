@@ -46,13 +46,18 @@ class Scope(NamedTuple):
 
     def check_name(self, name: str) -> str:
         if not self.allows(name):
-            raise OutsideNamespace(f"The token does not allow access to {name!r}.")
+            raise OutsideNamespace(f"The token does not allow access to {name!r}; use a token for this stream.")
         return name
 
     def check_prefix(self, prefix: str) -> str:
         """Check a prefix of names, which must be entirely inside the namespace, and return it."""
         if self.namespace and not prefix.startswith(f"{self.namespace}/"):
-            raise OutsideNamespace(f"The prefix must begin with {self.namespace + '/'!r}, the token's namespace.")
+            raise OutsideNamespace(
+                f"Prefix {prefix!r} must begin with {self.namespace + '/'!r}, the token's namespace."
+            )
         if self.denies_reserved and not self.namespace:
-            raise OutsideNamespace("A prefix requires the scope streams:admin, or a token with a namespace.")
+            raise OutsideNamespace(
+                f"The token may not follow prefix {prefix!r}; use one with the scope streams:admin, or with a"
+                " namespace."
+            )
         return prefix

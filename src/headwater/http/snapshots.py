@@ -78,7 +78,7 @@ def latest(context: Context, request: Request, address: Address) -> Response:
     stream = context.engine.look_up(address.name, touch=True)
     ref = stream.durable_snapshot
     if ref is None:
-        raise SnapshotNotFound(f"Stream {address.name!r} has no snapshot.")
+        raise SnapshotNotFound(f"Stream {address.name!r} has no snapshot; read it from offset -1.")
     token = offset_of(stream, ref)
     location = b"Location: %b/%b\r\n" % (context.location(request), token.encode())
     return Response(TEMPORARY_REDIRECT, NO_STORE + location + header("Stream-Snapshot-Offset", token))
@@ -109,7 +109,11 @@ def read(context: Context, request: Request, address: Address) -> Response | Pie
 def delete(context: Context, request: Request, address: Address) -> Response:
     """Refuse to delete: the latest snapshot is needed, and all others are already deleted (§2.6)."""
     _requested(context, context.engine.look_up(address.name), address)
-    raise SnapshotNeeded("The latest snapshot cannot be deleted: the data that it replaces is no longer in the stream.")
+    raise SnapshotNeeded(
+        "The latest snapshot cannot be deleted: the data that it replaces is no longer in the stream. Publish a newer"
+        " one,"
+        " which replaces it."
+    )
 
 
 def offset_of(stream: LiveStream, ref: SnapshotRef) -> str:
@@ -147,7 +151,8 @@ def _requested(context: Context, stream: LiveStream, address: Address) -> Snapsh
         or context.engine.reader.parse_offset(stream, token) != Offset(ref.message_index, ref.byte_position)
     ):
         raise SnapshotNotFound(
-            f"Stream {address.name!r} has no snapshot at {address.snapshot!r}, or it was replaced by a newer one."
+            f"Stream {address.name!r} has no snapshot at {address.snapshot!r}, or it was replaced by a newer one; GET"
+            " …/snapshot leads to the latest."
         )
     return ref
 

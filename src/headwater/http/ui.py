@@ -65,7 +65,7 @@ def handle(context: Context, request: Request, address: Address) -> Response:
         return Response(TEMPORARY_REDIRECT, NO_CACHE + b"Location: ui/\r\n")
     page = _PAGES.get(address.name)
     if page is None:
-        raise NotFound("The stream browser has no such file.")
+        raise NotFound("The stream browser has no such file; it begins at /ui/.")
     if request.headers.get(b"if-none-match") == page.etag:
         return Response(NOT_MODIFIED, page.headers)
     return Response(OK, page.headers, page.body)

@@ -78,7 +78,9 @@ class StatusPage:
                 status = await asyncio.shield(self._asking)
         except (psycopg.Error, TimeoutError) as error:
             reason = str(error).strip() or "it does not answer"
-            raise WorkerUnavailable(f"Postgres cannot be asked for the state of the cluster: {reason}") from None
+            raise WorkerUnavailable(
+                f"The state of the cluster could not be read from Postgres ({reason}). Check Postgres, then retry."
+            ) from None
         found = await asyncio.gather(*(self._figures_of(shard.id) for shard in status.shards))
         shards = [
             {**msgspec.to_builtins(shard), "figures": figures}
