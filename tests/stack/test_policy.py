@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, expect
 
 from tests.serving import Server, serve
 from tests.stack.proxying import Answer, Proxied, proxied
+from tests.ui.pages import Pages
 
 # The services of this module are started once, in one test worker.
 TEXT = "Content-Type: text/plain"
@@ -409,3 +411,38 @@ def test_failing_policy_rejects_requests(behind: Server, monkeypatch: pytest.Mon
     with proxied(behind.port) as proxy:
         answer = proxy.raw("GET", "/v1/stream/tenant-a/mine", token=proxy.token())
         assert (answer.status, answer.code) == (500, "policy_failed")
+
+
+# --- the stream browser
+
+
+def test_pipeline_page_says_which_token_it_needs(proxy: Proxied, behind: Server, browser: Browser) -> None:
+    """401 without a token, 403 with one that may not read reserved names; then with the one that the page names."""
+    name = "/v1/stream/__pipeline__"
+    value = {"name": "orders", "status": "running"}
+    event = {"type": "query", "key": "orders", "value": value, "headers": {"operation": "upsert"}}
+    httpx.put(f"{behind.url}{name}", json=[event]).raise_for_status()
+    context = browser.new_context()
+    try:
+        for token, status in ((None, 401), (proxy.token(), 403)):
+            page = context.new_page()
+            ui = Pages(page, proxy.url)
+            ui.open("#/pipeline" if token is None else f"#/pipeline?token={token}")
+            absent = page.locator("#pipeline-absent")
+            expect(absent).to_contain_text(f"{status}")
+            expect(absent).to_contain_text("headwater token --scope streams:admin")
+            expect(page.locator("#pipeline-status")).to_have_text("token needed")
+            absent.evaluate("element => { window.shown = element; }")
+            for _ in range(2):
+                with page.expect_response(lambda response: "__pipeline__" in response.url):
+                    pass
+            assert page.evaluate("window.shown.isConnected"), "it is drawn again, which can lose a click"
+            page.locator("#pipeline-token").click()
+            page.locator("#token").fill(proxy.token(scope=ADMIN))
+            ui.press("connect")
+            ui.open("#/pipeline")
+            expect(page.locator("[data-query=orders]")).to_be_visible()
+            page.close()
+    finally:
+        context.close()
+        httpx.delete(f"{behind.url}{name}")

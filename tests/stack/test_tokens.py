@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -17,7 +18,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
+from headwater.cli.up import next_steps
+from headwater.config import load_settings
 from headwater.stack.keys import Algorithm, KeyRing
+from headwater.stack.profiles import Profile
+from headwater.stack.state import StackDirectory
 from headwater.stack.tokens import TokenClaims, TokenFlaw, mint
 from tests.serving import server_environment
 
@@ -163,6 +168,20 @@ def test_the_command_rotates_and_prints_public_keys(tmp_path: Path) -> None:
     assert run_token(tmp_path, "--data-dir", "there", "--rotate").returncode == 0
     shown = run_token(tmp_path, "--data-dir", "there", "--jwks")
     assert len(json.loads(shown.stdout)["keys"]) == 2 * len(Algorithm)
+
+
+def test_link_of_the_dev_profile_allows_what_its_page_reads(tmp_path: Path) -> None:
+    """The list of streams and the state of the pipeline have reserved names, which need the scope."""
+    directory = StackDirectory(tmp_path)
+    settings = load_settings(None, None, {}, tmp_path).settings
+    [link] = re.findall(r"http://localhost:8080/ui/#/\?token=(\S+)", next_steps(settings, directory, Profile.DEV)[0])
+    verify(link, jwks_of(KeyRing(directory.keys)))
+    _, claims, _ = parts(link)
+    assert claims["scope"] == "streams:admin"
+    assert claims["exp"] - claims["iat"] == 3600, "as the text says"
+    for profile in (Profile.DEFAULT, Profile.SYNC):
+        [printed] = re.findall(r"\((.+)\)", next_steps(settings, directory, profile)[0])
+        assert printed == "it asks for a token; `headwater token --scope streams:admin` creates one"
 
 
 def test_command_creates_no_tokens_for_an_identity_provider(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def up(
                 _write_electric_secret(write_secret)
         elif detach:
             _run_in_background(directory, plain=plain)
-            _print_next_steps(loaded.settings, directory, profile)
+            for line in next_steps(loaded.settings, directory, profile):
+                typer.echo(line, err=True)
         else:
             _run_in_foreground(loaded, directory, profile, config_file, nodes=nodes, plain=plain)
     except (StackSettingsError, ShardedDirectoryError) as error:
@@ -208,8 +209,8 @@ def _run_in_background(directory: StackDirectory, *, plain: bool) -> None:
         child.returncode = child.returncode if child.returncode is not None else 0
 
 
-def _print_next_steps(settings: Settings, directory: StackDirectory, profile: Profile) -> None:
-    """Print the address of the stream browser, and how to get a token for it. The dev profile creates one.
+def next_steps(settings: Settings, directory: StackDirectory, profile: Profile) -> tuple[str, str]:
+    """The address of the stream browser, with a token in the dev profile, and the commands to run next.
 
     The list of streams and the state of the pipeline have reserved names, which need the scope.
     """
@@ -218,11 +219,12 @@ def _print_next_steps(settings: Settings, directory: StackDirectory, profile: Pr
     address = f"{scheme}://{host}:{settings.proxy.port}/ui/"
     if profile is Profile.DEV and settings.auth.has_own_keys:
         made = mint(key_ring(settings, directory.root), replace(default_claims(settings), scope=ADMIN_SCOPE))
-        typer.echo(f"stream browser, with a token valid for one hour: {address}#/?token={made}", err=True)
+        browser = f"stream browser, with a token valid for one hour: {address}#/?token={made}"
     else:
-        command = f"headwater token --scope {ADMIN_SCOPE}"
-        typer.echo(f"stream browser: {address} (it asks for a token; `{command}` creates one)", err=True)
-    typer.echo("`headwater status` shows the services, `headwater down` stops them", err=True)
+        browser = (
+            f"stream browser: {address} (it asks for a token; `headwater token --scope {ADMIN_SCOPE}` creates one)"
+        )
+    return browser, "`headwater status` shows the services, `headwater down` stops them"
 
 
 def _write_electric_secret(file: Path) -> None:

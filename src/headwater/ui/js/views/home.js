@@ -6,7 +6,7 @@ import { session } from "../store.js";
 
 const POLL_MS = 3000;
 /** Prints a token for everything: the list of streams and the pipeline have reserved names. */
-const ADMIN_TOKEN = "headwater token --scope streams:admin";
+export const ADMIN_TOKEN = "headwater token --scope streams:admin";
 const SHOWN = [
   ["headwater_streams", "streams", count],
   ["headwater_payload_bytes", "stored", bytes],

@@ -7,6 +7,7 @@ import { Fold } from "../fold.js";
 import { ago, bytes, count, span } from "../format.js";
 import { parse, plain } from "../json.js";
 import { StreamReader } from "../reader.js";
+import { ADMIN_TOKEN } from "./home.js";
 
 export const PIPELINE = "__pipeline__";
 const SILENT_MS = 60_000; // the same limit as in `headwater status`
@@ -44,6 +45,8 @@ export class PipelineView {
       quiet: true,
       onmessages: (messages) => this.#received(messages),
       onstate: (reader) => {
+        // The reason for an absent pipeline stays on the page while it is tried again.
+        if (reader.state === "failed" || reader.state === "live") this.error = reader.state === "failed" ? reader.error : null;
         if (reader.state === "failed" || reader.state === "ended") {
           clearTimeout(this.again);
           // Retention drops old events. Each job reports its full state regularly, so none are needed.
@@ -83,10 +86,13 @@ export class PipelineView {
     const { reader } = this;
     const queries = this.#values("query");
     const slots = this.#values("slot");
-    const isMissing = reader.state === "failed" && reader.error?.status === 404;
-    replace(this.status, isMissing ? badge("none", "plain") : badge(reader.state, reader.state === "live" ? "good" : "plain"));
+    const { error } = this;
+    const isRefused = error?.status === 401 || error?.status === 403;
+    replace(this.status, error?.status === 404 ? badge("none", "plain") : isRefused ? badge("token needed", "warn") : badge(reader.state, reader.state === "live" ? "good" : "plain"));
     if (queries.length + slots.length === 0) {
-      replace(this.body, this.#absent(reader));
+      const why = error ? explain(error) : "No pipeline has reported yet.";
+      // Not drawn again while nothing changes: a click on its button would be lost.
+      if (this.body.firstElementChild?.dataset.why !== why) replace(this.body, this.#absent(error, isRefused, why));
       return;
     }
     const failed = [...queries, ...slots].filter(([, value]) => value.error);
@@ -101,23 +107,14 @@ export class PipelineView {
     for (const canvas of this.body.querySelectorAll("canvas[data-key]")) sparkline(canvas, this.history.get(canvas.dataset.key) ?? []);
   }
 
-  #absent(reader) {
-    const missing = reader.state === "failed" && reader.error?.status === 404;
-    if (reader.error?.status === 401 || reader.error?.status === 403) {
-      return h(
-        "div",
-        { class: "empty", id: "pipeline-absent" },
-        h("p", { text: explain(reader.error) }),
-        h("p", { class: "muted" }, "The status of the pipeline is in the stream ", h("code", { text: PIPELINE }), ". Connect with a token that has the scope ", h("code", { text: "streams:admin" }), " to read it."),
-      );
-    }
-    const why = missing ? "No pipeline reports to this server." : reader.error ? explain(reader.error) : "No pipeline has reported yet.";
-    return h(
-      "div",
-      { class: "empty", id: "pipeline-absent" },
-      h("p", { text: why }),
-      h("p", { class: "muted" }, "Start one with ", h("code", { text: "headwater sync" }), " or ", h("code", { text: "headwater up --profile sync" }), ". It then reports each Spark query and replication slot to the stream ", h("code", { text: PIPELINE }), ", and this page shows them."),
-    );
+  #absent(error, isRefused, why) {
+    const advice = isRefused
+      ? [
+          h("p", { class: "muted" }, "The state of the pipeline is in the stream ", h("code", { text: PIPELINE }), ". Behind the proxy of a stack, reading it needs a token with the scope ", h("code", { text: "streams:admin" }), ", which ", h("code", { class: "mono", text: ADMIN_TOKEN }), " prints."),
+          h("p", {}, button("Use a token", () => this.app.openConnection(), { symbol: "lock", kind: "primary", id: "pipeline-token" })),
+        ]
+      : h("p", { class: "muted" }, "Start one with ", h("code", { text: "headwater sync" }), " or ", h("code", { text: "headwater up --profile sync" }), ". It then reports each Spark query and replication slot to the stream ", h("code", { text: PIPELINE }), ", and this page shows them.");
+    return h("div", { class: "empty", id: "pipeline-absent", "data-why": why }, h("p", { text: error?.status === 404 ? "No pipeline reports to this server." : why }), advice);
   }
 
   #query(key, value) {
