@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 
-from headwater.telemetry import JsonLines, TextLines, request_id
+import httpx
+
+from headwater.telemetry import LOG_BACKLOG_BYTES, JsonLines, LogWriter, TextLines, request_id
 from tests.serving import server_environment
+from tests.waiting import wait_until
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -103,3 +108,66 @@ def test_request_ids_are_unique_and_short() -> None:
     ids = [request_id() for _ in range(1000)]
     assert len(set(ids)) == 1000
     assert all(re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]+", made) for made in ids)
+
+
+def read_all(descriptor: int) -> list[str]:
+    """The lines in a pipe whose other end is closed."""
+    with os.fdopen(descriptor, "rb") as pipe:
+        return pipe.read().decode().splitlines()
+
+
+def test_logging_does_not_wait_for_a_reader_that_has_stopped_reading() -> None:
+    reading, writing = os.pipe()
+    handler = LogWriter(writing)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    count = 2 * LOG_BACKLOG_BYTES // 1000
+    for number in range(count):
+        handler.handle(record("%s", f"{number:06} ".ljust(999, "x")))
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.extend(read_all(reading)))
+    reader.start()
+    wait_until(lambda: handler.is_idle, what="the backlog to be written")
+    handler.handle(record("the last"))
+    os.close(writing)
+    reader.join()
+    numbers = [int(line[:6]) for line in found[:-2]]
+    assert numbers == list(range(len(numbers))), "in order and without a gap"
+    assert LOG_BACKLOG_BYTES // 1000 < len(numbers) < count
+    assert found[-2:] == [f"{count - len(numbers)} lines were dropped because stderr was not read", "the last"]
+
+
+def test_logging_continues_without_a_reader() -> None:
+    reading, writing = os.pipe()
+    handler = LogWriter(writing)
+    for _ in range(100):
+        handler.handle(record("%s", "x" * 1000))
+    os.close(reading)
+    wait_until(lambda: handler.is_idle, what="the backlog to be dropped")
+    handler.handle(record("nobody reads this"))
+    os.close(writing)
+
+
+def test_the_last_lines_are_written_at_the_end_of_the_program() -> None:
+    """More than a pipe takes at once, read only when all of it has been logged."""
+    statements = "for number in range(5_000): logging.getLogger('x').warning('%s', f'{number:06}' + 'x' * 90)"
+    lines = printed("info", "text", statements)
+    assert [int(line.split()[3][:6]) for line in lines] == list(range(5_000))
+
+
+def test_a_server_answers_while_nobody_reads_its_log() -> None:
+    """Each request is a line in the log, and the lines are several times as much as a pipe takes."""
+    environment = server_environment(DS_STORAGE__MODE="memory", DS_LOG__RUST_LOG="debug")
+    command = [sys.executable, "-m", "headwater", "serve", "--port", "0"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            assert process.stderr is not None
+            started = next(line for line in process.stderr if b"listening on" in line)
+            url = started.decode().split("listening on ")[1].split()[0]
+            with httpx.Client(base_url=url) as client:
+                for number in range(500):
+                    assert client.get(f"/v1/stream/{number}-{'x' * 400}").status_code == 404
+            process.terminate()
+            lines = process.stderr.read().decode().splitlines()
+            assert sum("x" * 400 in line for line in lines) >= 500
+        finally:
+            process.kill()

@@ -1,6 +1,7 @@
 """Logging: one handler on stderr, text or JSON lines, UTC times, levels by filter; and request ids.
 
-Invariant: one record is one line (in text style a traceback follows), even if it contains names chosen by clients.
+Invariants: one record is one line (in text style a traceback follows), even if it contains names chosen by clients; and
+nothing that logs waits for the program that reads stderr.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 import secrets
-import sys
+import select
+import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
 
 from headwater.config import LogFilter
 from headwater.config.filters import OFF, TRACE
@@ -23,6 +28,14 @@ _CHATTY = ("httpx", "httpcore", "asyncio")
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
+_STDERR: Final = 2
+LOG_BACKLOG_BYTES: Final = 1024 * 1024
+"""Lines that wait for a slow reader of stderr; further ones are dropped and counted."""
+_PIECE_BYTES: Final = select.PIPE_BUF
+"""A pipe that is writable takes this much at once."""
+_LAST_LINES_S: Final = 1.0
+"""How long the end of the program waits for a slow reader of stderr."""
+
 
 def set_up_logging(log_filter: LogFilter, style: str) -> None:
     """Send every logger to stderr in the given style (`text` or `json`), at the filter's levels."""
@@ -30,7 +43,7 @@ def set_up_logging(log_filter: LogFilter, style: str) -> None:
     logging.addLevelName(OFF, "OFF")
     # Do not print a traceback for each line after the reader of stderr has exited.
     logging.raiseExceptions = False
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogWriter(_STDERR)
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -50,6 +63,99 @@ def _request_ids() -> Callable[[], str]:
 
 request_id = _request_ids()
 """Creates an id for a request: short, unique in all logs, without information about the request."""
+
+
+class LogWriter(logging.Handler):
+    """Write lines to a descriptor: at once if it takes them, otherwise in a thread that waits for it.
+
+    A full pipe would stop the event loop, and its reader may pause for as long as it likes: a log collector that hangs,
+    a terminal in which somebody selects text. Lines stay in order. Exception: when two workers that share a pipe both
+    find room for the same line, one of them waits until the reader continues.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        # The lock of the handler protects these. Logging renews it in a forked process.
+        self._backlog = bytearray()
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """No line waits to be written."""
+        return self._thread is None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        except Exception:
+            self.handleError(record)
+            return
+        if self._thread is not None and not self._thread.is_alive():
+            # A forked process has no thread, and its parent writes the backlog.
+            self._thread = None
+            self._backlog.clear()
+        if self._thread is None:
+            line = self._write_what_fits(line)
+        if line:
+            self._write_later(line)
+
+    def flush(self) -> None:
+        """Write the backlog if the reader takes it within a second. Logging calls this when the program ends."""
+        deadline = time.monotonic() + _LAST_LINES_S
+        self.acquire()
+        try:
+            while self._backlog and (left_s := deadline - time.monotonic()) > 0:
+                self._backlog = bytearray(self._write_what_fits(bytes(self._backlog), left_s))
+        finally:
+            self.release()
+
+    def _write_what_fits(self, data: bytes, wait_s: float = 0.0) -> bytes:
+        """Write as much as the descriptor takes without blocking, and return the rest."""
+        try:
+            while data and select.select((), (self._descriptor,), (), wait_s)[1]:
+                data = data[os.write(self._descriptor, data[:_PIECE_BYTES]) :]
+        except OSError:
+            return b""  # The reader has exited, so nobody can read the line.
+        return data
+
+    def _write_later(self, line: bytes) -> None:
+        if len(self._backlog) + len(line) > LOG_BACKLOG_BYTES:
+            self._dropped += 1
+            return
+        self._backlog += line
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_backlog, name="log-writer", daemon=True)
+            self._thread.start()
+
+    def _write_backlog(self) -> None:
+        while (piece := self._next_piece()) is not None:
+            try:
+                while piece:
+                    piece = piece[os.write(self._descriptor, piece) :]
+            except OSError:
+                self.acquire()
+                self._backlog.clear()
+                self.release()
+
+    def _next_piece(self) -> bytes | None:
+        """Take a part of the backlog; None ends the thread."""
+        self.acquire()
+        try:
+            if not self._backlog and self._dropped:
+                lost = f"{self._dropped} lines were dropped because stderr was not read"
+                record = logging.makeLogRecord({"name": __name__, "levelname": "WARNING", "msg": lost})
+                self._backlog += f"{self.format(record)}\n".encode()
+                self._dropped = 0
+            if not self._backlog:
+                self._thread = None
+                return None
+            piece = bytes(self._backlog[:_PIECE_BYTES])
+            del self._backlog[: len(piece)]
+            return piece
+        finally:
+            self.release()
 
 
 class TextLines(logging.Formatter):
