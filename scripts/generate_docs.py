@@ -364,19 +364,21 @@ def _stalls() -> str:
     rows = []
     for row in run["counts"]["rows"]:
         if "failed" in row:
-            rows.append(_row((f"`{row['operation']}`", row["input"], "", "", "", _not_measured(row["failed"]))))
+            rows.append(_row((f"`{row['operation']}`", row["input"], "", "", "", "", _not_measured(row["failed"]))))
         else:
             over = "over 50 ms" if row["worst_ms"] > 50 else ""
-            without_cpu = f"{row['worst_waited_ms']} ms" if "worst_waited_ms" in row else ""
-            waits = (f"{row['worst_ms']} ms", without_cpu, f"{row['quiet_worst_ms']} ms")
+            times = ("worst_ms", "worst_waited_ms", "worst_stolen_ms", "quiet_worst_ms")
+            waits = [f"{row[key]} ms" if key in row else "" for key in times]
             rows.append(_row((f"`{row['operation']}`", f"{row['input']} ({row['mode']})", *waits, over)))
     head = (
         "## The worst stall of each operation\n\nA probe requests `/healthz` every 5 ms on its own connection while"
         " another client runs the operation with its worst legal input. The table has the longest response time of the"
         " probe, for how much of it the server was ready to run and had no CPU (the client and the probe run on the"
-        " same machine), and the longest response time without the operation."
+        " same machine), how much CPU time the host of the virtual machine took meanwhile, and the longest response"
+        " time without the operation."
         f" Commit {run['commit']}, {run['cores']} cores, load average {run['load_before']} at the start.\n\n"
-        "| operation | input | worst | of it without a CPU | quiet | |\n|---|---|---|---|---|---|\n"
+        "| operation | input | worst | of it without a CPU | taken by the host | quiet | |\n"
+        "|---|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(rows)
 

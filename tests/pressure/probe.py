@@ -3,13 +3,14 @@
     python -m tests.pressure.probe PORT PID EVERY_S
 
 Prints `probing` when it starts; after a line on stdin, or its end, it prints the measurements as JSON and exits. For
-the longest response it also prints how long the server was ready to run and had no CPU: that part is due to other
-programs, not to what the event loop did.
+the longest response it also prints how long the server was ready to run and had no CPU, and how much time the host took
+from this machine's CPUs: those parts are due to other programs, not to what the event loop did.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import sys
@@ -25,15 +26,22 @@ def scheduled(pid: int) -> tuple[float, float]:
     return int(ran_ns) / 1e9, int(waited_ns) / 1e9
 
 
-def probe(port: int, pid: int, every_s: float) -> list[tuple[float, float]]:
-    """The time of each response, and how long the server waited for a CPU meanwhile."""
-    times: list[tuple[float, float]] = []
+def stolen_s() -> float:
+    """How much time the host of a virtual machine has taken from all of its CPUs, in steps of 10 ms."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def probe(port: int, pid: int, every_s: float) -> list[tuple[float, float, float]]:
+    """The time of each response, and meanwhile: how long the server waited for a CPU, and what the host took."""
+    times: list[tuple[float, float, float]] = []
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sys.stdout.write("probing\n")
         sys.stdout.flush()
         while not select.select([sys.stdin], [], [], 0)[0]:
             _, waited_before_s = scheduled(pid)
+            stolen_before_s = stolen_s()
             began = time.monotonic()
             connection.sendall(REQUEST)
             answer = b""
@@ -42,7 +50,7 @@ def probe(port: int, pid: int, every_s: float) -> list[tuple[float, float]]:
                 assert received, "the server closed the probe's connection"
                 answer += received
             spent = time.monotonic() - began
-            times.append((spent, scheduled(pid)[1] - waited_before_s))
+            times.append((spent, scheduled(pid)[1] - waited_before_s, stolen_s() - stolen_before_s))
             time.sleep(max(0.0, every_s - spent))
     return times
 
@@ -55,5 +63,6 @@ if __name__ == "__main__":
         "p99_ms": measured[len(measured) * 99 // 100][0] * 1000,
         "worst_ms": measured[-1][0] * 1000,
         "worst_waited_ms": measured[-1][1] * 1000,
+        "worst_stolen_ms": measured[-1][2] * 1000,
     }
     sys.stdout.write(json.dumps(found))

@@ -44,8 +44,8 @@ class Probe:
         assert self._process.stdout.readline() == "probing\n"
 
     def stop(self) -> dict[str, float]:
-        """The median, 99th percentile and maximum response time in milliseconds, how long the server had no CPU during
-        the longest, and the number of responses."""
+        """The median, 99th percentile and maximum response time in milliseconds; during the longest, how long the
+        server had no CPU and what the host took; and the number of responses."""
         out, _ = self._process.communicate("stop\n", timeout=60)
         found: dict[str, float] = json.loads(out)
         return found
@@ -74,6 +74,7 @@ def wall_of(operation: Operation, share: float, program: tuple[str, ...] = ("hea
         "seconds": round(seconds, 2),
         "worst_ms": round(found["worst_ms"], 1),
         "worst_waited_ms": round(found["worst_waited_ms"], 1),
+        "worst_stolen_ms": round(found["worst_stolen_ms"], 1),
         "p99_ms": round(found["p99_ms"], 1),
         "probes": int(found["probes"]),
         "quiet_worst_ms": round(before["worst_ms"], 1),
