@@ -8,9 +8,14 @@ Each fault patches the real server and then runs it. A checker that no fault can
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from headwater.cli import main
@@ -18,7 +23,8 @@ from headwater.core.errors import StorageBusy
 from headwater.engine.engine import Engine
 from headwater.engine.memory import MemoryReturn
 from headwater.http.connection import Connection
-from headwater.operating_system import glibc
+from headwater.operating_system import Linux, glibc
+from headwater.storage.acid import environment, shard
 from tests.model.broken import BROKEN
 from tests.pressure.metered import stalls_on_heads
 
@@ -177,6 +183,46 @@ def refuses_some_appends() -> None:
     Engine.append = busy  # type: ignore[method-assign]
 
 
+SLOW = Path("slow")
+"""Syncs are slow while this file exists, so that a start and a stop take no longer than usual."""
+JOURNAL_SYNC_S = 0.4
+CHECKPOINT_SYNC_S = 3.0
+CHECKPOINT_SYNCED = "a sync of a checkpoint took 3 s"
+
+
+def syncs_slowly(disk: AbstractContextManager[object] = nullcontext()) -> None:  # noqa: B008
+    """A sync of the journal takes 0.4 s, and each sync of a checkpoint 3 s."""
+    sync_data, writing = Linux.sync_data, environment.writing
+
+    def checkpoint_synced() -> None:
+        if SLOW.exists():
+            with disk:
+                time.sleep(CHECKPOINT_SYNC_S)
+            logging.getLogger(__name__).warning(CHECKPOINT_SYNCED)
+
+    def slow_sync(self: Linux, descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".log":
+            with disk:
+                time.sleep(JOURNAL_SYNC_S if SLOW.exists() else 0)
+        else:
+            checkpoint_synced()
+        sync_data(self, descriptor)
+
+    @contextmanager
+    def slow_writing(path: Path) -> Iterator[None]:
+        with writing(path):
+            yield
+        checkpoint_synced()
+
+    Linux.sync_data = slow_sync  # type: ignore[method-assign]
+    setattr(shard, "writing", slow_writing)  # noqa: B010
+
+
+def syncs_one_file_at_a_time() -> None:
+    """The same, and a sync of the journal waits while a checkpoint is synced."""
+    syncs_slowly(threading.Lock())
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     **FUZZ_FAULTS,
     "forgives_malformed_heads": forgives_malformed_heads,
@@ -187,6 +233,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "stalls_on_heads": stalls_on_heads,
     "buffers_for_silent_readers": buffers_for_silent_readers,
     "refuses_some_appends": refuses_some_appends,
+    "syncs_slowly": syncs_slowly,
+    "syncs_one_file_at_a_time": syncs_one_file_at_a_time,
 }
 
 
