@@ -190,6 +190,10 @@ def test_pipeline_page_shows_the_reported_state(own_server: Starter, watched: Wa
             expect(query).to_contain_text(text)
         query.locator("summary").click()
         expect(query).to_contain_text("0000000000000007_00000000000000ff")
+        post(http, "__pipeline__", [status("query", "items", status="running", offsets={"lsn": "0/1A2B3C8"})])
+        items = ui.page.locator("[data-query='items']")
+        expect(items).to_contain_text("0/1A2B3C8")
+        expect(items.locator("summary")).to_have_count(0)
         slot = ui.page.locator("[data-slot='headwater_items']")
         for text in ("18.2 KB", "0/1A2B3C8"):
             expect(slot).to_contain_text(text)

@@ -12,6 +12,7 @@ import { ADMIN_TOKEN } from "./home.js";
 export const PIPELINE = "__pipeline__";
 const SILENT_MS = 60_000; // the same limit as in `headwater status`
 const HISTORY = 60;
+const LSN = /^[0-9A-F]+\/[0-9A-F]+$/;
 
 export class PipelineView {
   constructor(app) {
@@ -118,7 +119,10 @@ export class PipelineView {
   }
 
   #query(key, value) {
-    const offsets = Object.entries(asObject(value.offsets));
+    const reported = Object.entries(asObject(value.offsets));
+    // A query that reads Postgres has a position in the WAL there instead of the offsets of streams.
+    const wal = reported.find(([name, at]) => name === "lsn" && LSN.test(at));
+    const offsets = reported.filter((entry) => entry !== wal);
     return h(
       "section",
       { class: "card", "data-query": key },
@@ -128,6 +132,7 @@ export class PipelineView {
       facts([
         ["input", `${count(Math.round(value.input_rows_per_s ?? 0))} rows/s`],
         ["batch", `${value.batch ?? "–"}${value.batch_ms !== undefined ? ` in ${span(Number(value.batch_ms))}` : ""}`],
+        ...(wal ? [["position", wal[1]]] : []),
         ["lag", value.lag_messages === undefined || value.lag_messages === null ? "–" : `${count(value.lag_messages)} messages`],
         ["updated", ago(value.updated_at_ms)],
       ]),
