@@ -42,6 +42,8 @@ MOVING = (1120, 420)
 MOVING_FRAMES = 3
 MOVING_MS = 600
 """The animated image: its size, the number of its frames, and how long each is shown."""
+LIVE_MS = 25_000
+"""How long to wait before an image with the chart of a live stream, until the chart has something to show."""
 PIPELINE_RUNS_S = 45.0
 """How long to wait before the image of the pipeline, until it has data to show."""
 BYTES_MAX = 250_000
@@ -67,7 +69,7 @@ def live(page: Page, server: Server) -> None:
     ui.open_stream("ticks")
     ui.reader("live")
     expect(page.locator("#rates")).to_contain_text("delivery time")
-    page.wait_for_timeout(3000)
+    page.wait_for_timeout(LIVE_MS)
     expect(ui.stream("archive/2025")).to_be_visible()
 
 

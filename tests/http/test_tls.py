@@ -119,9 +119,15 @@ def test_only_clients_of_a_trusted_authority_can_connect(
     ) as server:
         address = f"https://localhost:{server.port}/healthz"
         assert httpx.get(address, verify=client_certificate(certificate, trusted)).text == "ok"
-        for verify in (certificate.client_context(), client_certificate(certificate, foreign)):
-            with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
+        for verify, alert in (
+            (certificate.client_context(), "alert certificate required"),
+            (client_certificate(certificate, foreign), "alert unknown ca"),
+        ):
+            with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError), match=f"(?i){alert}"):
                 httpx.get(address, verify=verify)
+        wait_until(lambda: "the client sent no certificate; clients need a certificate that an" in server.log())
+        assert server.log().count("a TLS connection was refused (1 since the last such line)") == 1, "once per minute"
+        assert httpx.get(address, verify=client_certificate(certificate, trusted)).text == "ok"
 
 
 def test_a_hangup_reloads_the_certificate_and_the_log_level(tmp_path: Path) -> None:

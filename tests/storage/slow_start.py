@@ -12,18 +12,17 @@ import time
 from headwater.cli import main
 from headwater.config import Settings
 from headwater.http import server
+from headwater.http.tls import build_tls
 
 DELAY_S = 0.3
-
-_build_tls = server.build_tls
 
 
 def delayed(settings: Settings) -> ssl.SSLContext | None:
     """Called after the store is open and before the address is."""
     time.sleep(DELAY_S)
-    return _build_tls(settings)
+    return build_tls(settings)
 
 
 if __name__ == "__main__":
-    server.build_tls = delayed
+    server.__dict__["build_tls"] = delayed
     main(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -36,6 +37,7 @@ def test_a_session_is_folded_live_into_a_table_per_type(ui: Pages, http: httpx.C
     rows = ui.page.locator("#entities [data-index]")
     expect(rows).to_contain_text(["user:alice", "user:bob"])
     expect(rows.nth(0)).to_contain_text("online")
+    expect(rows.nth(0)).to_contain_text(re.compile("just now|ago$"))  # the time of arrival, which history has too
     post(
         http,
         "state/session",

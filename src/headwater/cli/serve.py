@@ -84,7 +84,7 @@ def serve(
 
     from headwater.cluster.start import start_server
     from headwater.cluster.supervisor import WorkerFailedError
-    from headwater.http.server import tls_files_error
+    from headwater.http.tls import tls_files_error
     from headwater.storage.interface import StorageError
     from headwater.telemetry import set_up_logging
 

@@ -54,10 +54,10 @@ from headwater.http.server import (
     build_context,
     build_engine,
     build_subscriptions,
-    build_tls,
     open_telemetry,
     sweep,
 )
+from headwater.http.tls import build_tls
 from headwater.storage.interface import StorageError
 
 if TYPE_CHECKING:

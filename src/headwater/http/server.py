@@ -44,6 +44,7 @@ from headwater.http.metrics import ServerCollector
 from headwater.http.origins import Hosts, Origins
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
+from headwater.http.tls import build_tls, load_tls_files, tls_files_error
 from headwater.telemetry import request_id, set_up_logging
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Reloader:
         try:
             settings = self._load()
             if self._tls is not None:
-                _load_tls_files(self._tls, settings)
+                load_tls_files(self._tls, settings)
         except ssl.SSLError as error:
             log.error("the settings were not reloaded: %s", tls_files_error(error))
             return
@@ -403,30 +404,6 @@ def announce(settings: Settings, address: str) -> None:
         log.info("storage mode %s, data in %s", settings.storage.mode, settings.storage.data_dir.absolute())
     log.info("stream browser at %s/ui/", address)
     log.info("headwater listening on %s", address)
-
-
-def build_tls(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls.cert_path is None or settings.tls.key_path is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    if settings.tls.client_ca_path is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-    _load_tls_files(context, settings)
-    return context
-
-
-def _load_tls_files(context: ssl.SSLContext, settings: Settings) -> None:
-    """Load certificate and authorities; new connections use them. Authorities are added, never removed."""
-    if settings.tls.cert_path is None:
-        raise ValueError("TLS cannot be disabled without a restart")
-    context.load_cert_chain(settings.tls.cert_path, settings.tls.key_path)
-    if settings.tls.client_ca_path is not None:
-        context.load_verify_locations(settings.tls.client_ca_path)
-
-
-def tls_files_error(error: ssl.SSLError) -> str:
-    return f"tls.cert_path and tls.key_path are not a valid pair of PEM files: {error.reason or error}"
 
 
 def address_of(settings: Settings, port: int) -> str:

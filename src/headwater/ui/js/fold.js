@@ -44,7 +44,7 @@ export class Fold {
     if (!table) this.tables.set(type, (table = new Map()));
     const before = table.get(key);
     const joined = operation === "append" && before ? join(before.value, value) : value;
-    table.set(key, { value: joined === undefined ? null : joined, changes: (before?.changes || 0) + 1, offset: message?.end ?? null, at: message?.live ? message.at : 0 });
+    table.set(key, { value: joined === undefined ? null : joined, changes: (before?.changes || 0) + 1, offset: message?.end ?? null, at: (message?.live ? message.at : message?.time) ?? 0 });
     return { type, key };
   }
 
