@@ -49,6 +49,14 @@ def test_every_metric_of_the_alerts_and_the_dashboard_exists(served: set[str]) -
     assert used - served - without_samples == set()
 
 
+def test_counters_of_errors_exist_before_the_first_error() -> None:
+    """Prometheus sees no increase in a series that begins above 0, so an alert would miss the first errors."""
+    with serve() as server:
+        text = httpx.get(f"{server.url}/metrics").text
+    for status in (500, 503, 507):
+        assert f'headwater_requests_total{{operation="append",status="{status}"}} 0.0' in text.splitlines()
+
+
 def test_every_alert_has_a_runbook() -> None:
     page = (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^### (Headwater\w+)$", page, re.MULTILINE))

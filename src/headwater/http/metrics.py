@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import product
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -32,6 +33,8 @@ _BUILD: Final = {
     "python": platform.python_version(),
     "build": native.BUILD,
 }
+_ALERTED: Final = dict.fromkeys(product(("append", "create", "read"), (500, 503, 507)), 0)
+"""Counters that alerts watch are there from the start: Prometheus sees no increase in a series that begins above 0."""
 _METRICS: Final = NO_STORE + b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 
 
@@ -74,7 +77,7 @@ class ServerCollector(Collector):
         numbers = engine.metrics
         compression = self._context.compression
         requests = CounterMetricFamily("headwater_requests", "Completed requests.", labels=["operation", "status"])
-        for (operation, status), count in sorted(numbers.requests.items()):
+        for (operation, status), count in sorted((_ALERTED | numbers.requests).items()):
             requests.add_metric([operation, str(status)], count)
         yield requests
         for name, text, value in (
