@@ -196,7 +196,7 @@ def ticking(server: Server) -> Iterator[None]:
             put(http, "ticks")
             while not stop.wait(0.05 + chance.random() * 0.1):
                 now = time.time_ns() // 1_000_000
-                post(http, "ticks", [{"symbol": "HWTR", "price": round(100 + chance.random(), 3), "ts": now}])
+                post(http, "ticks", [{"symbol": "HWTR", "price": round(100 + chance.random(), 1), "ts": now}])
 
     writer = threading.Thread(target=write)
     writer.start()
