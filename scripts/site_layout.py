@@ -17,7 +17,8 @@ _CELL = re.compile(r"<(t[dh])([^>]*)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
 
 _ARROWS = re.compile("[─│►◄]")
-_CODE = re.compile(r"<code>([^<]*)</code>")
+_CODE = re.compile(r"(?<!<pre><span></span>)<code>([^<]*)</code>")
+"""Code within a sentence. A block of code keeps its lines as they are: a possible break splits a diagram."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WORD_END = re.compile(r"(?<=[/_:.])(?=\w)")
 

@@ -106,7 +106,9 @@ def test_a_diagram_is_not_wrapped(site: Path) -> None:
     for page in ("architecture", "ai", "deployment"):
         text = (site / page / "index.html").read_text(encoding="utf-8")
         assert text.count("<div data-diagram") == 1, page
-        assert "─" in text.partition("<div data-diagram")[2].partition("</div>")[0], page
+        diagram = text.partition("<div data-diagram")[2].partition("</div>")[0]
+        assert "─" in diagram, page
+        assert "<wbr>" not in diagram, page
 
 
 def test_table_of_metrics_matches_the_server(client: httpx.Client) -> None:
