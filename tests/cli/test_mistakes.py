@@ -302,3 +302,10 @@ def test_misspelled_query_is_reported_without_starting_spark(
         main(["query", text])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_restore_says_whether_the_backup_or_its_list_is_missing(run: Run, tmp_path: Path) -> None:
+    options = ["--mode", "file-durable", "--data-dir", "restored"]
+    reports(run("restore", "nothing", *options), "nothing does not exist, so there is no BACKUP file")
+    (tmp_path / "empty").mkdir()
+    reports(run("restore", "empty", *options), "empty is not a backup: it has no BACKUP file")

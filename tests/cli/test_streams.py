@@ -506,7 +506,7 @@ def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
         (2, ["read", "plain", "--raw", "--pretty"], "--raw cannot be combined with --pretty"),
         (2, ["append", "x", "1", "--type", "text/plain"], "--create"),
         (2, ["read", "x", "--resume", "f", "--limit", "1"], "--resume cannot be combined with --limit"),
-        (3, ["read", "no/such"], "there is no stream"),
+        (3, ["read", "no/such"], "(`headwater ls` lists the streams, `headwater create` creates one)"),
         (3, ["tail", "no/such"], "there is no stream"),
         (3, ["append", "no/such", "1"], "there is no stream"),
         (3, ["delete", "no/such", "--yes"], "stream_not_found"),

@@ -112,6 +112,8 @@ def exit_code(status: int) -> int:
 def _advised(error: ResponseError) -> str:
     if error.status in {401, 403}:
         return f"{error} (set a token with --token or DS_TOKEN)"
+    if error.status == 404 and error.code in {"", "stream_not_found"}:
+        return f"{error} (`headwater ls` lists the streams, `headwater create` creates one)"
     if error.code == "stream_recreated":
         return f"{error} (delete the --resume file of the old stream first)"
     if error.status == 410:

@@ -128,7 +128,9 @@ def read_format(filesystem: Filesystem, path: Path) -> Format:
     """The `FORMAT` of a data directory of any family. Raises `StorageError` if it is not a data directory."""
     try:
         if not filesystem.exists(path):
-            raise StorageError(f"There is no data directory {path}.")
+            raise StorageError(
+                f"There is no data directory {path}. Name it with --data-dir or storage.data_dir, or with a profile."
+            )
         if FORMAT_NAME not in filesystem.names(path):
             raise StorageError(f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file.")
         return _read_format(filesystem, path)

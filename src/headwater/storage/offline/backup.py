@@ -86,7 +86,8 @@ def read_backup(directory: Path) -> Backup:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Backup)
     except FileNotFoundError:
-        raise StorageError(f"{directory} is not a backup: it has no {BACKUP_NAME} file.") from None
+        what = "is not a backup: it has" if directory.exists() else "does not exist, so there is"
+        raise StorageError(f"{directory} {what} no {BACKUP_NAME} file. Name the directory of a backup.") from None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
