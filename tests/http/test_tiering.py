@@ -68,10 +68,10 @@ def append(url: str, body: bytes) -> httpx.Response:
     return response
 
 
-def wait_until_evicted(directory: Path) -> None:
+def wait_until_evicted(*directories: Path) -> None:
     def local_bytes() -> int:
         total = 0
-        for path in (directory / "packs").iterdir():
+        for path in (path for directory in directories for path in (directory / "packs").iterdir()):
             try:
                 total += path.stat().st_size
             except FileNotFoundError:
@@ -173,3 +173,35 @@ def test_outage_of_the_object_store_loses_nothing(store: SeaweedFs, tmp_path: Pa
         taken += 1
         expected = b"".join(map(message, [*range(COUNT), *range(taken)]))
         assert read_all(url) == expected
+
+
+def test_each_worker_uses_its_part_of_the_object_store(store: SeaweedFs, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    env = environment(store, directory, "workers")
+    names = [f"s{number}" for number in range(4)]
+    expected = b"".join(map(message, range(COUNT)))
+    with serve(directory=tmp_path, arguments=("--workers", "2"), **env) as server:
+        for name in names:
+            fill(server, name)
+        wait_until_evicted(*(directory / "workers-1").iterdir())
+        assert all(read_all(server.stream_url(name)) == expected for name in names)
+    code = headwater("store", "check", env=env)
+    assert code.returncode == 0, code.stdout + code.stderr
+    copied = headwater("store", "copy", "--to-mode", "file-durable", "--to-dir", str(tmp_path / "plain"), env=env)
+    assert copied.returncode == 0, copied.stderr
+    plain: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": str(tmp_path / "plain")}
+    with serve(directory=tmp_path, **plain) as server:
+        assert all(read_all(server.stream_url(name)) == expected for name in names)
+    for workers in ("1", "3"):
+        refused = headwater("serve", "--port", "0", "--workers", workers, env=env)
+        assert refused.returncode == 1
+        assert "Use --workers 2" in refused.stderr
+    shutil.rmtree(directory)
+    lost = headwater("serve", "--port", "0", "--workers", "2", env=env)
+    assert lost.returncode == 1
+    assert "--accept-data-loss" in lost.stderr
+    with serve(directory=tmp_path, arguments=("--workers", "2", "--accept-data-loss"), **env) as server:
+        for name in names:
+            data = read_all(server.stream_url(name))
+            assert expected.startswith(data)
+            assert len(data) >= len(expected) // 4, "only what was in the journals is lost"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headwater.cluster.placements import PREFIX
 from headwater.cluster.shards import COORDINATOR, ShardMap
 from headwater.cluster.supervisor import WorkerSupervisor
+from headwater.cluster.worker_tiers import apart, check_not_tiered, check_worker_tiers, record_division, tier_of_worker
 from headwater.core.buckets import bucket_of_document
 from headwater.core.catalog import Catalog, StreamState
 from headwater.engine.clock_guard import DOCUMENT_KEY
@@ -57,8 +58,10 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
     check_tier(settings.storage)
     if workers > 1 and not SYSTEM.has_workers:
         raise StorageError(f"server.workers is {workers}: this system can run one worker only (macOS). Set it to 1.")
-    if settings.storage.cold is not None and (workers > 1 or read_worker_stores(root) is not None):
-        raise StorageError("storage.cold works with one worker only, in a data directory that is not divided.")
+    if settings.storage.cold is None:
+        check_not_tiered(root)
+    else:
+        apart(check_worker_tiers, settings.storage, settings.storage.cold, workers)
     if settings.storage.mode == "memory":
         if workers == 1:
             run(settings, load)
@@ -82,9 +85,12 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
         if stores.family != FAMILY_OF_MODE[settings.storage.mode]:
             family_of(stores.directory(root, 0), settings.storage.mode)  # Raises, and says what to do.
         remove_leftovers(root, stores, PLAIN_STORE_NAMES)
+        if settings.storage.cold is not None:
+            apart(record_division, settings.storage.cold, stores)
 
         def of_worker(number: int) -> Settings:
-            storage = settings.storage.model_copy(update={"data_dir": stores.directory(root, number)})
+            tier = tier_of_worker(settings.storage, stores, number)
+            storage = settings.storage.model_copy(update={"data_dir": stores.directory(root, number), **tier})
             return settings.model_copy(update={"storage": storage})
 
         if workers == 1:

@@ -210,14 +210,17 @@ def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
 
 def read_record(filesystem: Filesystem, path: Path, type_: type[Record], version: int) -> Record | None:
     """Read a small JSON file with a version; None if there is no such file."""
-    if not filesystem.exists(path):
-        return None
+    return decode_record(str(path), filesystem.read(path), type_, version) if filesystem.exists(path) else None
+
+
+def decode_record(where: str, data: bytes, type_: type[Record], version: int) -> Record:
+    """Decode a small JSON document with a version. Raises `StorageError`."""
     try:
-        found = msgspec.json.decode(filesystem.read(path), type=type_)
+        found = msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} cannot be read: {error}. It may be damaged.") from None
+        raise StorageError(f"{where} cannot be read: {error}. It may be damaged.") from None
     if found.version != version:
-        raise StorageError(f"{path} has version {found.version}; this Headwater reads version {version} only.")
+        raise StorageError(f"{where} has version {found.version}; this Headwater reads version {version} only.")
     return found
 
 

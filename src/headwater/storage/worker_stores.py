@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.directory import FORMAT_NAME, read_format, replace_file
+from headwater.storage.directory import FORMAT_NAME, decode_record, read_format, replace_file
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal_location import moved_journals, remove_journals
@@ -43,21 +43,25 @@ def read_worker_stores(root: Path) -> WorkerStores | None:
     """Read the division of a directory; None if it is not divided, or does not exist."""
     path = root / WORKERS_NAME
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=WorkerStores)
+        data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} cannot be read: {error}. It may be damaged.") from None
-    if found.version != WORKERS_VERSION:
-        raise StorageError(f"{path} has version {found.version}; this Headwater reads version {WORKERS_VERSION} only.")
-    return found
+    return decode_worker_stores(str(path), data)
+
+
+def decode_worker_stores(where: str, data: bytes) -> WorkerStores:
+    return decode_record(where, data, WorkerStores, WORKERS_VERSION)
+
+
+def encode_worker_stores(stores: WorkerStores) -> bytes:
+    return msgspec.json.encode(stores) + b"\n"
 
 
 def write_worker_stores(root: Path, stores: WorkerStores) -> None:
     """Replace the division of the directory atomically. The stores must be durable."""
-    replace_file(RealFilesystem(), root / WORKERS_NAME, msgspec.json.encode(stores) + b"\n")
+    replace_file(RealFilesystem(), root / WORKERS_NAME, encode_worker_stores(stores))
 
 
 def store_directories(root: Path) -> list[Path]:

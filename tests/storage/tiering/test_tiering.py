@@ -327,7 +327,7 @@ def test_other_ways_to_open_the_directory_are_refused(tmp_path: Path) -> None:
         server=ServerSettings(workers=2),
         storage=StorageSettings(mode="file-durable", data_dir=tmp_path / "data", cold="memory:///"),
     )
-    with pytest.raises(StorageError, match="one worker only"):
+    with pytest.raises(StorageError, match="belong to one process"):
         start_server(settings, lambda: settings)
     with pytest.raises(ValueError, match="cold needs mode file-durable"):
         StorageSettings(mode="acid", cold="memory:///")

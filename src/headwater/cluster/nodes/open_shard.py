@@ -11,6 +11,7 @@ from typing import Final
 import psycopg
 
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
+from headwater.cluster.worker_tiers import share
 from headwater.config import Settings
 from headwater.engine.stores import Store
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
@@ -22,7 +23,6 @@ from headwater.storage.tiering.open import TierSettings, open_objects, open_repl
 
 KEPT_S: Final = 10.0
 """How long batches that the object store has are kept for standbys, which read them five times per second."""
-SHARE_MIN_BYTES: Final = 16 * 1024 * 1024
 
 
 def shard_directory(root: Path, shard: int, epoch: int) -> Path:
@@ -57,8 +57,8 @@ def open_journal(settings: Settings, shard: int, epoch: int, is_ours: Callable[[
 def tier_settings(settings: Settings, shards: int) -> TierSettings:
     storage = settings.storage
     return TierSettings(
-        max(SHARE_MIN_BYTES, storage.cold_cache_bytes // shards),
-        max(SHARE_MIN_BYTES, storage.cold_backlog_bytes // shards),
+        share(storage.cold_cache_bytes, shards),
+        share(storage.cold_backlog_bytes, shards),
         storage.cold_grace_secs,
     )
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.directory import read_record, replace_file
+from headwater.storage.directory import decode_record, read_record, replace_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.tiering.objects import ObjectConflictError, Objects, StoredObject
@@ -153,12 +153,4 @@ class ClaimedPrefix:
 
 
 def _decode(url: str, data: bytes) -> StoreHead:
-    try:
-        head = msgspec.json.decode(data, type=StoreHead)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StorageError(
-            f"{url}/{HEAD_KEY} cannot be read: {error}. It may be damaged, or not belong to Headwater."
-        ) from None
-    if head.version != VERSION:
-        raise StorageError(f"{url}/{HEAD_KEY} has version {head.version}; this Headwater reads version {VERSION} only.")
-    return head
+    return decode_record(f"{url}/{HEAD_KEY}", data, StoreHead, VERSION)
