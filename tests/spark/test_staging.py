@@ -77,3 +77,14 @@ def test_file_uris_are_local_paths(tmp_path: Path) -> None:
     fixed(StagedBatch(f"file://{tmp_path}", "query", 0), rows(1))
     fixed(StagedBatch(f"file:{tmp_path}", "a/b", 0), rows(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a%2Fb", "query"]
+
+
+def test_completed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    first, second = (StagedBatch(str(tmp_path), "query", number) for number in (0, 1))
+    fixed(first, large(1))
+    fixed(second, rows(2))
+    first.remove()
+    assert [path.name for path in (tmp_path / "query").iterdir()] == ["batch-000000000001"]
+    second.remove()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []

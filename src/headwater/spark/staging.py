@@ -13,6 +13,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -114,9 +115,12 @@ class StagedBatch:
                 self._files.delete_dir(path)
 
     def remove(self) -> None:
-        """Delete the files of this batch, which will not be repeated."""
+        """Delete the files of this batch, which will not be repeated, and the directory of the query if it is empty."""
         if self._files.get_file_info(self._path).type == FileType.Directory:
             self._files.delete_dir(self._path)
+        if isinstance(self._files, LocalFileSystem):
+            with suppress(OSError):
+                Path(self._query_path).rmdir()
 
     def _publish(self, entries: list[_Entry]) -> None:
         self._files.create_dir(self._path, recursive=True)
