@@ -2,7 +2,7 @@
 
 A response over many streams uses only `start`, `next_event` and `close`. Invariant: every stream that has more data is
 in the queue, once, and streams take turns. So a busy stream cannot starve the others, and a slow client costs only its
-cursors.
+cursors and the ends of streams that it has not read; both count towards one limit.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Follows:
         self.slices: Final = Slices(scheduler)
         self.max_streams: Final = max_streams
         self.cursors = 0
-        """Streams that are followed, counted once for each follower."""
+        """Streams that are followed, and problems of streams that are not sent yet; counted once for each follower."""
         self.elsewhere = 0
         """The same number in other workers of the server."""
         self._open: dict[ManyFollower, None] = {}
@@ -126,6 +126,18 @@ class Follows:
 
     def discard(self, follower: ManyFollower) -> None:
         self._open.pop(follower, None)
+
+    def has_room(self) -> bool:
+        """Whether one more stream can be followed. If not, the follower that has read the fewest problems fails."""
+        if self.cursors + self.elsewhere >= self.max_streams:
+            slowest = max(self._open, key=lambda follower: follower.unsent, default=None)
+            if slowest is None or not slowest.unsent:
+                return False
+            slowest.fail(
+                f"The client has not read that {slowest.unsent} streams ended (limits.max_followed_streams counts"
+                " them); read faster, and send the POST again."
+            )
+        return self.cursors + self.elsewhere < self.max_streams
 
     def _created(self, stream: LiveStream) -> None:
         if self._open:
@@ -193,6 +205,8 @@ class ManyFollower:
         self._ready: dict[_Cursor, None] = {}
         """Cursors with more to read, in the order of their turns."""
         self._notices: deque[FollowProblem | FollowBeginning] = deque()
+        self.unsent = 0
+        """The number of problems in `_notices`."""
         self._open = False
         self.failure: Refusal | None = None
         """Why the follower cannot continue: it follows too many streams."""
@@ -209,6 +223,7 @@ class ManyFollower:
             return
         self._open = False
         self._follows.discard(self)
+        self._forget_notices()
         self._follows.cursors -= len(self._cursors)
         self._ready.clear()
         cursors, self._cursors = list(self._cursors.values()), {}
@@ -218,7 +233,11 @@ class ManyFollower:
     def next_event(self) -> FollowedChunk | FollowProblem | FollowBeginning | None:
         """The next event to send; None if there is none now, in which case `on_ready` will be called."""
         if self._notices:
-            return self._notices.popleft()
+            notice = self._notices.popleft()
+            if isinstance(notice, FollowProblem):
+                self.unsent -= 1
+                self._follows.cursors -= 1
+            return notice
         while self._ready:
             cursor = next(iter(self._ready))
             del self._ready[cursor]
@@ -276,11 +295,18 @@ class ManyFollower:
     def drop(self, cursor: _Cursor, refusal: Refusal) -> None:
         """Stop following a stream that was deleted, or cannot be read any further."""
         self._remove(cursor)
-        self._notices.append(FollowProblem(cursor.name, refusal))
+        self._report(FollowProblem(cursor.name, refusal))
+
+    def fail(self, detail: str) -> None:
+        """End the response with a problem, and forget what was not sent."""
+        self._forget_notices()
+        self.failure = TooManyFollowed(detail)
         self._on_ready()
 
     def on_created(self, name: str) -> None:
-        if not self._open or name in self._cursors or not self._wanted.wants(name) or not self._allows(name):
+        if not self._open or self.failure is not None or name in self._cursors:
+            return
+        if not self._wanted.wants(name) or not self._allows(name):
             return
         try:
             self._engine.look_up(name)
@@ -290,21 +316,18 @@ class ManyFollower:
         self._add(name, BEGINNING)
 
     def _add(self, name: str, offset: str) -> None:
-        if self._follows.cursors + self._follows.elsewhere >= self._follows.max_streams:
-            limit = self._follows.max_streams
-            self.failure = TooManyFollowed(
-                f"All followers together follow {limit} streams, which is the limit (limits.max_followed_streams);"
-                " follow"
-                " fewer streams, or raise it."
-            )
-            self._on_ready()
+        if not self._follows.has_room() or self.failure is not None:
+            if self.failure is None:
+                self.fail(
+                    f"All followers together follow {self._follows.max_streams} streams, which is the limit"
+                    " (limits.max_followed_streams); follow fewer streams, or raise it."
+                )
             return
         try:
             stream = self._engine.look_up(name, touch=True)
             cursor = _Cursor(self, name, stream, self._engine.reader.begin(stream, offset))
         except Refusal as refusal:
-            self._notices.append(FollowProblem(name, refusal))
-            self._on_ready()
+            self._report(FollowProblem(name, refusal))
             return
         self._cursors[name] = cursor
         self._follows.cursors += 1
@@ -314,6 +337,19 @@ class ManyFollower:
             self._on_ready()
         if cursor.has_more:
             self.mark(cursor)
+
+    def _report(self, problem: FollowProblem) -> None:
+        """Queue a problem; it takes the place of its stream until it is sent."""
+        if self.failure is None and self._open:
+            self._notices.append(problem)
+            self.unsent += 1
+            self._follows.cursors += 1
+        self._on_ready()
+
+    def _forget_notices(self) -> None:
+        self._follows.cursors -= self.unsent
+        self.unsent = 0
+        self._notices.clear()
 
     def _remove(self, cursor: _Cursor) -> None:
         if self._cursors.get(cursor.name) is cursor:

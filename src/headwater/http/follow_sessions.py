@@ -1,13 +1,15 @@
 """Sessions of followers of many streams: the streams of each id, and the offsets up to which events were sent.
 
 An id is valid while it is used and for a minute after that. A session keeps the offsets of the events that were sent
-last, so that an `EventSource` that reconnects with `Last-Event-ID` continues where it was.
+last, so that an `EventSource` that reconnects with `Last-Event-ID` continues where it was. What all sessions keep is
+limited; a client whose session was dropped sends its POST again, with the offsets that it has received.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from headwater.core.errors import FollowNotFound, TooManyFollowed, TooManyFollows
@@ -19,6 +21,8 @@ IDLE_S: Final = 60.0
 """How long an id without a connection stays valid."""
 SENT_MAX: Final = 10_000
 """Events whose offsets a session keeps: as many as a socket can buffer before its client receives them."""
+SENT_TOTAL_MAX: Final = 500_000
+"""The same for all sessions together: about 0.2 KiB each. Beyond it, the session that keeps most forgets half."""
 
 
 GONE: Final = ""
@@ -31,11 +35,26 @@ class SessionReader(Protocol):
     def end(self) -> None: ...
 
 
+class KeptEvents:
+    """The number of events that all sessions keep, and its limit."""
+
+    def __init__(self, limit: int, make_room: Callable[[], None]) -> None:
+        self._limit = limit
+        self._make_room = make_room
+        self.events = 0
+
+    def add(self) -> None:
+        self.events += 1
+        if self.events > self._limit:
+            self._make_room()
+
+
 class FollowSession:
     """One session: the streams, the client's token, and the offsets up to which events were sent."""
 
-    def __init__(self, session_id: str, wanted: FollowRequest, scope: Scope) -> None:
+    def __init__(self, session_id: str, wanted: FollowRequest, scope: Scope, kept: KeptEvents) -> None:
         self.id: Final = session_id
+        self._kept = kept
         self._named: Final = wanted.offsets
         self._prefix: Final = wanted.prefix
         self.scope: Final = scope
@@ -51,6 +70,15 @@ class FollowSession:
     def named(self) -> int:
         """The number of streams that the request lists."""
         return len(self._named)
+
+    @property
+    def kept_streams(self) -> int:
+        """The number of streams whose offsets it keeps, besides those of recorded events."""
+        return len(self._offsets)
+
+    @property
+    def kept_events(self) -> int:
+        return len(self._sent)
 
     def names(self, stream: str) -> bool:
         return stream in self._named
@@ -68,44 +96,55 @@ class FollowSession:
     def sent(self, name: str, offset: str) -> int:
         """Record an event; returns its number."""
         self._sent.append((name, offset))
+        number = self._first + len(self._sent)
         if len(self._sent) > SENT_MAX:
-            self._confirm_first()
-        return self._first + len(self._sent)
+            self.confirm(1)
+        self._kept.add()
+        return number
 
     def resume_after(self, event: int) -> FollowRequest:
         """The request that continues after a received event. Later events are sent again."""
         if not self._first <= event <= self._first + len(self._sent):
             raise FollowNotFound("The events after this id are no longer kept; send the POST again.")
-        while self._first < event:
-            self._confirm_first()
-        self._sent.clear()
+        self.confirm(event - self._first)
+        self.forget_sent()
         return FollowRequest(dict(self._offsets), self._prefix, self._start)
 
-    def _confirm_first(self) -> None:
-        """Note that the client has received the first recorded event: its stream continues at its offset."""
-        name, offset = self._sent.popleft()
-        self._first += 1
-        if offset != GONE:
-            self._offsets[name] = offset
-        else:
-            # Streams of a prefix are created and deleted during the session.
-            self._offsets.pop(name, None)
+    def confirm(self, events: int) -> None:
+        """Note that the client has received the first recorded events: their streams continue at their offsets."""
+        for _ in range(events):
+            name, offset = self._sent.popleft()
+            if offset != GONE:
+                self._offsets[name] = offset
+            else:
+                # Streams of a prefix are created and deleted during the session.
+                self._offsets.pop(name, None)
+        self._first += events
+        self._kept.events -= events
+
+    def forget_sent(self) -> None:
+        """Forget the recorded events: they are sent again, or the session ends."""
+        self._kept.events -= len(self._sent)
+        self._sent.clear()
 
 
 class FollowSessions:
-    """All sessions, within the limits on their number and on the streams that they list."""
+    """All sessions, within the limits on their number and on what they keep."""
 
-    def __init__(self, limit: int, max_streams: int) -> None:
+    def __init__(self, limit: int, max_streams: int, max_sent: int = SENT_TOTAL_MAX) -> None:
         self._limit = limit
         self._max_streams = max_streams
         self._named = 0
+        self.kept = KeptEvents(max_sent, self._forget_half_of_most)
         self.id_prefix = ""
         """The prefix of the ids of this process."""
         self.elsewhere = 0
         """The number of sessions of other workers of the server."""
         self._by_id: dict[str, FollowSession] = {}
-        self._idle: dict[str, float] = {}
-        """The time since which each id has no connection, oldest first."""
+        self._idle: dict[str, tuple[float, int]] = {}
+        """The time since which each id has no connection, oldest first, and the streams that its session keeps."""
+        self._idle_streams = 0
+        """The sum of these streams."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -124,10 +163,10 @@ class FollowSessions:
                 " raise the limit."
             )
             raise TooManyFollowed(detail)
-        session = FollowSession(self.id_prefix + secrets.token_urlsafe(18), wanted, scope)
+        session = FollowSession(self.id_prefix + secrets.token_urlsafe(18), wanted, scope, self.kept)
         self._by_id[session.id] = session
         self._named += session.named
-        self._idle[session.id] = now_s
+        self._set_idle(session, now_s)
         return session
 
     def find(self, session_id: str, scope: Scope, now_s: float) -> FollowSession:
@@ -141,17 +180,33 @@ class FollowSessions:
 
     def attach(self, session: FollowSession, reader: SessionReader) -> None:
         session.reader = reader
-        self._idle.pop(session.id, None)
+        _, streams = self._idle.pop(session.id, (0.0, 0))
+        self._idle_streams -= streams
 
     def detach(self, session: FollowSession, reader: SessionReader, now_s: float) -> None:
         if session.reader is reader:
             session.reader = None
-            self._idle[session.id] = now_s
+            self._set_idle(session, now_s)
+
+    def _set_idle(self, session: FollowSession, now_s: float) -> None:
+        self._idle[session.id] = (now_s, session.kept_streams)
+        self._idle_streams += session.kept_streams
+        while self._idle_streams > self._max_streams:
+            self._drop_oldest()
 
     def _expire(self, now_s: float) -> None:
-        while self._idle:
-            session_id, since_s = next(iter(self._idle.items()))
-            if since_s + IDLE_S > now_s:
-                return
-            del self._idle[session_id]
-            self._named -= self._by_id.pop(session_id).named
+        while self._idle and next(iter(self._idle.values()))[0] + IDLE_S <= now_s:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Drop the session that has been without a connection for longest."""
+        session_id, (_, streams) = next(iter(self._idle.items()))
+        del self._idle[session_id]
+        self._idle_streams -= streams
+        session = self._by_id.pop(session_id)
+        self._named -= session.named
+        session.forget_sent()
+
+    def _forget_half_of_most(self) -> None:
+        session = max(self._by_id.values(), key=lambda session: session.kept_events)
+        session.confirm((session.kept_events + 1) // 2)

@@ -1,0 +1,69 @@
+"""Followers of many streams that do not read: what they keep counts towards the limit."""
+
+from __future__ import annotations
+
+from headwater.core.errors import TooManyFollowed
+from headwater.engine.follows import FollowedChunk, FollowProblem, FollowRequest, ManyFollower
+from headwater.engine.quota import EngineLimits
+from tests.engine.rig import Rig
+
+LIMIT = 10
+
+
+def followed(rig: Rig, prefix: str = "p/") -> ManyFollower:
+    follower = rig.engine.follows.follow(FollowRequest({}, prefix), lambda _: True, lambda: None)
+    follower.start()
+    rig.scheduler.settle()
+    return follower
+
+
+def come_and_go(rig: Rig, name: str) -> None:
+    rig.created(name, b"x")
+    rig.delete(name)
+    rig.scheduler.settle()
+
+
+def events(follower: ManyFollower) -> list[object]:
+    return list(iter(follower.next_event, None))
+
+
+def test_ends_of_streams_that_a_client_does_not_read_are_limited() -> None:
+    rig = Rig(limits=EngineLimits(max_followed_streams=LIMIT))
+    silent = followed(rig)
+    for number in range(5 * LIMIT):
+        come_and_go(rig, f"p/{number}")
+        assert len(silent._notices) <= LIMIT
+        assert rig.engine.follows.cursors <= LIMIT
+    assert isinstance(silent.failure, TooManyFollowed)
+    silent.close()
+    rig.scheduler.settle()
+    assert rig.engine.follows.cursors == 0
+
+
+def test_a_client_that_reads_is_not_affected_by_one_that_does_not() -> None:
+    rig = Rig(limits=EngineLimits(max_followed_streams=LIMIT))
+    silent, reading = followed(rig), followed(rig)
+    for number in range(5 * LIMIT):
+        come_and_go(rig, f"p/{number}")
+        [end] = events(reading)
+        assert isinstance(end, FollowProblem)
+    assert reading.failure is None
+    assert silent.failure is not None
+
+
+def test_ends_of_many_streams_at_once_are_all_sent() -> None:
+    rig = Rig(limits=EngineLimits(max_followed_streams=LIMIT))
+    follower = followed(rig)
+    for number in range(LIMIT):
+        rig.created(f"p/{number}", b"x")
+    assert all(isinstance(event, FollowedChunk) for event in events(follower))
+    for number in range(LIMIT):
+        rig.delete(f"p/{number}")
+    rig.scheduler.settle()
+    assert {event.name for event in events(follower) if isinstance(event, FollowProblem)} == {
+        f"p/{number}" for number in range(LIMIT)
+    }
+    assert follower.failure is None
+    assert rig.engine.follows.cursors == 0
+    rig.created("p/next", b"x")
+    assert len(events(follower)) == 1
