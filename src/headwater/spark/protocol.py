@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from headwater import client as protocol_client
 from headwater.client import (
@@ -265,6 +265,11 @@ class StreamsClient:
     def _called(self, stream: str) -> str:
         return f"stream {stream!r} at {self._connection.root}"
 
+    def _root_hint(self) -> str:
+        """A hint for a url that names the server instead of its stream root."""
+        url = self._connection.url
+        return "" if urlsplit(url).path else f" url must be the stream root, usually {url}/v1/stream."
+
     @contextmanager
     def _explained(self, method: str, stream: str, offset: str = "") -> Iterator[None]:
         """Translate errors of the client to ours, which name the stream, the offset and the option that helps."""
@@ -285,8 +290,10 @@ class StreamsClient:
         match error:
             case StreamNotFoundError():
                 return StreamMissingError(
-                    f"{called}: there is no such stream ({status}: {said}). It was never created, was deleted, or"
-                    " expired. For a source, onGone=restart waits for it; a sink creates it with createMissing=true.",
+                    f"{called}: there is no such stream ({status}: {said}).{self._root_hint()} It was never created,"
+                    " was"
+                    " deleted, or expired. For a source, onGone=restart waits for it; a sink creates it with"
+                    " createMissing=true.",
                     status=status,
                     code=code,
                 )
