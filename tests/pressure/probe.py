@@ -39,7 +39,7 @@ def probe(port: int, pid: int, every_s: float) -> list[tuple[float, float, float
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sys.stdout.write("probing\n")
         sys.stdout.flush()
-        while not select.select([sys.stdin], [], [], 0)[0]:
+        while not times or not select.select([sys.stdin], [], [], 0)[0]:
             _, waited_before_s = scheduled(pid)
             stolen_before_s = stolen_s()
             began = time.monotonic()
