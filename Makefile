@@ -15,7 +15,7 @@ UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Tests wait for other programs more than half of the time, so six at once keep two cores busy.
-PARALLEL := -n 6 --dist worksteal
+PARALLEL := -n 6 --dist loadfile
 PYTEST = TMPDIR=$$(scripts/memory-directory) $(BIN)/python -m pytest
 FAST_TESTS := $(addprefix tests/,config core engine http_units http letter client storage)
 MINUTES ?= 60

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.serving import Server, default_workers, serve
 from tests.waiting import wait_until
 
-pytest_plugins = ["tests.browser", "tests.spark.session"]
+pytest_plugins = ["tests.browser", "tests.distribution", "tests.spark.session"]
 
 # The client's own five seconds are too few for an answer on a busy machine.
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.write = 60.0
