@@ -26,19 +26,29 @@ DISCOVERED = 338
 
 MODES = ["memory", "file-fast", "file-durable", "acid"]
 
-# Other ways to run the same server: name of the run, and what it sets. The suite itself expects some reads of a few
-# hundred bytes in one piece, so chunks cannot be smaller than this. With so little kept in memory, checkpoints are made
-# all the time, and most reads come from files.
-VARIANTS = {
-    "1 KiB chunks from files": {
-        "DS_STORAGE__MODE": "file-durable",
-        "DS_LIMITS__MAX_CHUNK_BYTES": "1024",
-        "DS_STORAGE__HOT_TAIL_BYTES": "4096",
-        "DS_STORAGE__SEGMENT_BYTES": "65536",
-    },
+# The suite itself expects some reads of a few hundred bytes in one piece, so chunks cannot be smaller than this. With
+# so little kept in memory, checkpoints are made all the time, and most reads come from files.
+SMALL_CHUNKS = {
+    "DS_LIMITS__MAX_CHUNK_BYTES": "1024",
+    "DS_STORAGE__HOT_TAIL_BYTES": "4096",
+    "DS_STORAGE__SEGMENT_BYTES": "65536",
 }
+TLS = "TLS"
 
-RUNS: dict[str, dict[str, Any]] = {mode: {"DS_STORAGE__MODE": mode} for mode in MODES} | VARIANTS
+# Every mode and every other way to run the server in as few runs as possible; the durable modes have their defaults.
+RUNS: dict[str, dict[str, Any]] = {
+    "memory, 2 workers": {"DS_STORAGE__MODE": "memory", "DS_SERVER__WORKERS": "2"},
+    f"file-fast, 1 KiB chunks from files, {TLS}": {"DS_STORAGE__MODE": "file-fast", **SMALL_CHUNKS},
+    "file-durable": {"DS_STORAGE__MODE": "file-durable"},
+    "acid": {"DS_STORAGE__MODE": "acid"},
+}
+RUNS_ALONE: dict[str, dict[str, Any]] = {
+    "memory": {"DS_STORAGE__MODE": "memory"},
+    "file-fast": {"DS_STORAGE__MODE": "file-fast"},
+    "1 KiB chunks from files": {"DS_STORAGE__MODE": "file-durable", **SMALL_CHUNKS},
+    TLS: {},
+}
+"""The same, each by itself."""
 
 # A run of the suite waits most of its time, so two share the cores.
 RUNS_AT_ONCE = 2
@@ -46,14 +56,8 @@ RUNS_AT_ONCE = 2
 CONNECTIONS = {"as Node has them": "", "a new one per request": "0", "a few that are kept": "6"}
 
 WORKERS = [
-    pytest.param(
-        workers,
-        mode,
-        CONNECTIONS[connections],
-        marks=() if (workers, mode, number) == ("2", "file-durable", 0) else pytest.mark.long,
-        id=f"{workers}-{mode}-{connections}",
-    )
-    for number, connections in enumerate(CONNECTIONS)
+    pytest.param(workers, mode, CONNECTIONS[connections], id=f"{workers}-{mode}-{connections}")
+    for connections in CONNECTIONS
     for workers in ("2", "3")
     for mode in MODES
 ]
@@ -87,24 +91,27 @@ def _assert_all_passed(run: str, cases: list[Case]) -> None:
     assert sum(case.status == "passed" for case in cases) == DISCOVERED, run
 
 
-@pytest.mark.timeout(480)
-def test_the_whole_suite_passes_in_every_mode_and_over_tls(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_the_whole_suite_passes_in_every_mode_and_over_tls(tmp_path: Path, long: bool) -> None:
     certificate = make_certificate(tmp_path)
     tls = {"DS_TLS__CERT_PATH": str(certificate.cert_path), "DS_TLS__KEY_PATH": str(certificate.key_path)}
 
-    def cases_of(settings: dict[str, Any]) -> list[Case]:
-        with serve(**SETTINGS, **settings) as server:
-            assert server.url.startswith("https://" if settings is tls else "http://")
+    def cases_of(name: str, settings: dict[str, Any]) -> list[Case]:
+        is_tls = name.endswith(TLS)
+        with serve(**SETTINGS, **settings, **(tls if is_tls else {})) as server:
+            assert server.url.startswith("https://" if is_tls else "http://")
             with suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, server.pid, -10)
             return _run(server.url, NODE_EXTRA_CA_CERTS=str(certificate.cert_path))
 
     with ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
-        runs = {name: pool.submit(cases_of, settings) for name, settings in (RUNS | {"TLS": tls}).items()}
+        settings_of = RUNS | RUNS_ALONE if long else RUNS
+        runs = {name: pool.submit(cases_of, name, settings) for name, settings in settings_of.items()}
     for name, run in runs.items():
         _assert_all_passed(name, run.result())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(("workers", "mode", "connections"), WORKERS)
 def test_the_whole_suite_passes_with_several_workers(workers: str, mode: str, connections: str) -> None:

@@ -25,7 +25,7 @@ from tests.crash.subscription_workload import SubscriptionWorkload
 from tests.crash.workload import Violation, Workload
 from tests.ports import free_port
 
-ROUNDS = 20
+ROUNDS = 8
 ROUNDS_LONG = 500
 UP_S = (0.005, 0.2)
 CHECK_EVERY = 25

@@ -22,7 +22,7 @@ def test_engine_always_matches_the_model(backing: Callable[[], Backing], commit:
     run_state_machine_as_test(
         machine(backing, commit),
         settings=settings(
-            max_examples=5000 if long else 150,
+            max_examples=5000 if long else 50,
             # Other examples each time only in the long run, which has the time to find a rare one.
             derandomize=not long,
             stateful_step_count=50,

@@ -42,7 +42,7 @@ def test_engine_over_a_real_store_matches_the_model(
     run_state_machine_as_test(
         machine(lambda: DirectoryBacking(store_of), commit),
         settings=settings(
-            max_examples=1000 if long else 25,
+            max_examples=1000 if long else 10,
             stateful_step_count=50,
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

@@ -161,6 +161,7 @@ def test_interrupted_first_batch_starts_at_the_same_position(tables: str) -> Non
     while query.step():
         pass
     assert [one["t"] for one in query.of("log")] == ["within", "meanwhile"]
+    query.reader.stop()
     # A query that then loses its checkpoint starts again, with a new copy.
     again = Query(tables, TABLES[1:])
     while again.step():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 import psycopg
 from pyspark.sql.streaming.listener import (
@@ -79,23 +80,29 @@ def test_events_of_a_job_at_the_start_replace_the_probe(
 
 
 class CommittedRows(StreamingQueryListener):
-    """Counts the rows of committed batches until a query ends; interrupted batches do not count."""
+    """Counts the rows of committed batches until its query ends; interrupted batches do not count.
+
+    Its query is the first one that starts; late events of another test's query may arrive, too.
+    """
 
     def __init__(self) -> None:
+        self.run: UUID | None = None
         self.rows = 0
         self.rows_at_end: int | None = None
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
+        self.run = self.run or event.runId
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.rows += event.progress.numInputRows
+        if event.progress.runId == self.run:
+            self.rows += event.progress.numInputRows
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        self.rows_at_end = self.rows
+        if event.runId == self.run:
+            self.rows_at_end = self.rows
 
 
 def test_the_probe_stops_after_its_batch_is_committed(

@@ -140,7 +140,7 @@ def in_meta_pages(home: Path, count: int, seed: int) -> list[tuple[str, int, int
 
 @pytest.mark.timeout(1800)
 def test_flipped_bit_is_harmless_or_reported(home: Path, long: bool) -> None:
-    flips = anywhere(home, 10_000 if long else 100, 1) + in_meta_pages(home, 10_000 if long else 100, 2)
+    flips = anywhere(home, 10_000 if long else 50, 1) + in_meta_pages(home, 10_000 if long else 50, 2)
     found = outcomes(home, flips)
     assert not [word for word in found if word.startswith("wrong")]
     assert found["right"] > 0

@@ -71,7 +71,7 @@ def run_generations(home: Path, rounds: int, seed: int, fault: str | None = None
 
 @pytest.mark.timeout(900)
 def test_acknowledged_writes_survive_kill_9(tmp_path: Path, long: bool) -> None:
-    appended = run_generations(tmp_path, 150 if long else 20, seed=4_000)
+    appended = run_generations(tmp_path, 150 if long else 8, seed=4_000)
     assert appended > 100, "the processes were killed before they wrote enough"
 
 

@@ -80,7 +80,7 @@ def test_acknowledged_writes_survive_a_power_cut(tmp_path: Path, long: bool) -> 
     trace = run_traced(tmp_path, 7_000)
     assert sum(line.startswith("ack") for _, line in trace.said) == BATCHES
     assert len(trace.syncs) >= BATCHES
-    check_all(trace, tmp_path, None if long else 120)
+    check_all(trace, tmp_path, None if long else 50)
 
 
 @pytest.mark.parametrize("fault", sorted([*LAX, *UNSYNCED]))

@@ -261,7 +261,7 @@ def test_acid_behaves_as_memory_does(long: bool, monkeypatch: pytest.MonkeyPatch
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=400 if long else 60,
+            max_examples=400 if long else 20,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -99,7 +99,7 @@ def test_scenario_exercises_every_mechanism() -> None:
 def test_crash_in_any_call_loses_nothing_acknowledged(power: bool, long: bool) -> None:
     calls = clean_calls()
     assert calls > 300
-    for number in range(1, calls + 1, 1 if long else 5):
+    for number in range(1, calls + 1, 1 if long else 13):
         scenario = Scenario()
         scenario.filesystem.crash_at = number
         try:
@@ -115,7 +115,7 @@ def test_crash_in_any_call_loses_nothing_acknowledged(power: bool, long: bool) -
 @pytest.mark.parametrize("code", ["EIO", "ENOSPC", "EMFILE"])
 def test_error_of_any_call_loses_nothing_acknowledged(code: str, long: bool) -> None:
     calls = clean_calls()
-    for number in range(1, calls + 1, 1 if long else 7):
+    for number in range(1, calls + 1, 1 if long else 17):
         fail_call(number, getattr(errno, code))
 
 
@@ -139,7 +139,7 @@ def fail_call(number: int, code: int) -> None:
 def test_short_writes_lose_nothing(long: bool) -> None:
     """A write that accepts only a part of its bytes is continued."""
     calls = clean_calls()
-    for number in range(1, calls + 1, 1 if long else 5):
+    for number in range(1, calls + 1, 1 if long else 13):
         scenario = Scenario()
         scenario.filesystem.short_writes = {number, number + 1}
         scenario.play()
@@ -150,7 +150,7 @@ def test_short_writes_lose_nothing(long: bool) -> None:
 
 def test_disk_full_from_any_call_loses_nothing_acknowledged(long: bool) -> None:
     calls = clean_calls()
-    for number in range(1, calls + 1, 1 if long else 7):
+    for number in range(1, calls + 1, 1 if long else 17):
         scenario = Scenario()
         scenario.filesystem.full_from = number
         try:
