@@ -59,7 +59,7 @@ def outcome_of(filesystem: FaultyFilesystem, expected: Dump) -> str:
 
 def places(disk: Disk, long: bool) -> list[tuple[str, int]]:
     everywhere = [(name, at) for name, data in sorted(disk.items()) if "LOCK" not in name for at in range(len(data))]
-    return everywhere if long else Random(5).sample(everywhere, 400)
+    return everywhere if long else Random(5).sample(everywhere, 600)
 
 
 def test_flipped_bit_is_corrected_or_reported(store: tuple[Disk, Dump], long: bool) -> None:
