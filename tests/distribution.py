@@ -22,9 +22,11 @@ SPARK = ("tests/spark/", "tests/pipeline/")
 BROWSER = ("tests/ui/",)
 FEW = {SPARK: 2, BROWSER: 2}
 """How many processes run the files of these directories."""
-LONG = ("tests/stack/", "tests/crash/", "tests/conformance/", "tests/cluster/", "tests/model/", "tests/kills/")
-LONG += ("tests/docs/", "tests/storage/", "tests/pressure/", "tests/examples/", "tests/test_build_hook.py")
-ORDER = (*SPARK, *BROWSER, *LONG)
+ORDER = (
+    *(*SPARK, *BROWSER),
+    *("tests/stack/", "tests/crash/", "tests/conformance/", "tests/cluster/", "tests/model/", "tests/kills/"),
+    *("tests/docs/", "tests/storage/", "tests/pressure/", "tests/examples/", "tests/test_build_hook.py"),
+)
 """Directories with files that take a quarter of a minute and more, in the order in which they are started."""
 
 
@@ -32,7 +34,7 @@ def rank(file: str) -> int:
     return next((number for number, start in enumerate(ORDER) if file.startswith(start)), len(ORDER))
 
 
-class Distribution(LoadScopeScheduling):
+class Distribution(LoadScopeScheduling):  # type: ignore[misc]
     """xdist's distribution by file, which gives each process the first file in our order that it may have."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -94,7 +94,10 @@ def _assert_all_passed(run: str, cases: list[Case]) -> None:
 @pytest.mark.timeout(900)
 def test_the_whole_suite_passes_in_every_mode_and_over_tls(tmp_path: Path, long: bool) -> None:
     certificate = make_certificate(tmp_path)
-    tls = {"DS_TLS__CERT_PATH": str(certificate.cert_path), "DS_TLS__KEY_PATH": str(certificate.key_path)}
+    tls: dict[str, Any] = {
+        "DS_TLS__CERT_PATH": str(certificate.cert_path),
+        "DS_TLS__KEY_PATH": str(certificate.key_path),
+    }
 
     def cases_of(name: str, settings: dict[str, Any]) -> list[Case]:
         is_tls = name.endswith(TLS)
