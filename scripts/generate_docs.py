@@ -7,13 +7,14 @@ Invariant: only the text between the markers of a page changes.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,64 @@ def _cause_and_remedy(kind: type[Refusal]) -> tuple[str, str]:
     return " ".join(cause.split()), " ".join(remedy.split())
 
 
-_LIMIT_KEY = re.compile(r"max_|.*_max_|.*_timeout_secs$|.*_concurrency|.*_per_host")
+_LIMIT_KEY = re.compile(r"max_|.*_max_|.*_timeout_secs$|.*_concurrency|.*_per_host|hot_tail_bytes|cold_.*_bytes")
+FIXED_LIMITS = {
+    "http.flow": ("PIPELINE_MAX_REQUESTS", "PIPELINE_MAX_BYTES", "TURN_REQUESTS", "TURN_BYTES", "PARSE_BYTES"),
+    "http.parser": ("UNCOUNTED_BODY_BYTES", "BULK_AHEAD"),
+    "http.connection": ("UNSENT_BYTES", "LINGER_S"),
+    "http.json_bodies": ("BODY_MAX_BYTES",),
+    "http.sse": ("STEP_BYTES", "STEP_MESSAGES", "HOLD_S"),
+    "http.sse_encoding": ("HOLD_MAX_BYTES",),
+    "http.compression": ("CHUNK_MAX_BYTES", "KEPT_MAX_BYTES", "RUNNING_MAX", "ACCEPT_MAX_BYTES"),
+    "http.head_cache": ("HEAD_MAX_BYTES", "KNOWN_MAX"),
+    "http.routing": ("ADDRESS_CACHE_MAX",),
+    "http.access": ("KNOWN_HOSTS_MAX",),
+    "http.follow": ("NAMES_MAX",),
+    "http.follow_sessions": ("IDLE_S", "SENT_MAX", "SENT_TOTAL_MAX"),
+    "http.find": ("SCAN_BYTES", "MESSAGES_MAX", "MATCHES_MAX", "TEXT_MAX"),
+    "http.ranges": ("SPLITS_MAX", "FRAMES_MAX"),
+    "engine.uploads": ("FULL_BYTES",),
+    "engine.stream_index": ("CHANGES_MAX",),
+    "engine.call_queue": ("KNOWN_HOSTS_MAX",),
+    "core.globs": ("SEGMENTS_MAX", "ANY_MAX"),
+    "core.producers": ("ID_MAX_BYTES", "DIGESTS_KEPT"),
+    "core.leases": ("HOLDER_MAX_CHARS", "FINAL_MAX_BYTES"),
+    "core.subscriptions": ("ID_MAX_BYTES", "WORKER_MAX_CHARS", "URL_MAX_CHARS"),
+    "core.buckets": ("KEY_MAX_BYTES", "PAGE_MAX"),
+    "core.fencing": ("BOUND_MAX",),
+    "storage.maintenance": ("REFUSE_FACTOR",),
+    "cluster.peers": ("WRITE_BUFFER_BYTES",),
+    "cluster.following": ("AHEAD_BYTES",),
+    "cluster.fencing": ("CLAIMS_MAX",),
+}
+"""Limits that no setting changes, by module. Each has a docstring that says what it limits."""
+
+
+def limits_page() -> str:
+    return f"{limits_table()}\n\n## Fixed limits\n\nNo setting changes these.\n\n{fixed_limits_table()}"
+
+
+def fixed_limits_table() -> str:
+    head = "| module | limit | value | what it limits |\n|---|---|---|---|\n"
+    rows = []
+    for module, names in FIXED_LIMITS.items():
+        values = importlib.import_module(f"headwater.{module}")
+        texts = _constant_docstrings(REPOSITORY / "src" / "headwater" / f"{module.replace('.', '/')}.py")
+        rows += [_row((f"`{module}`", f"`{name}`", f"{getattr(values, name):,}", texts[name])) for name in names]
+    return head + "\n".join(rows)
+
+
+def _constant_docstrings(path: Path) -> dict[str, str]:
+    """The docstring after each constant of a module."""
+    return {
+        constant.target.id: " ".join(text.value.value.split())
+        for constant, text in pairwise(ast.parse(path.read_text()).body)
+        if isinstance(constant, ast.AnnAssign)
+        and isinstance(constant.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def limits_table() -> str:
@@ -437,7 +495,7 @@ def _findings() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/api.md": error_codes,
-    "docs/limits.md": limits_table,
+    "docs/limits.md": limits_page,
     "docs/reliability.md": reliability,
     "docs/configuration.md": settings_tables,
     "docs/architecture.md": module_map,

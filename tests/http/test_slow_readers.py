@@ -11,8 +11,9 @@ import psutil
 from tests.http.protocol import Stream
 from tests.http.raw import RawConnection, encode
 from tests.http.sse_reader import SseReader
-from tests.http.watching import wait_for_sample
+from tests.http.watching import samples, wait_for_sample
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 READERS = 200
 MESSAGE_BYTES = 50_000
@@ -133,3 +134,34 @@ def test_reader_of_one_byte_at_a_time_is_not_disconnected() -> None:
                 server.pass_time(100)
         finally:
             connection.socket.close()
+
+
+def test_memory_for_unread_responses_is_limited_and_the_longest_waiting_are_disconnected() -> None:
+    limit = 2 * 2**20
+    with (
+        serve(
+            DS_LIMITS__MAX_STREAM_BYTES="0",
+            DS_LIMITS__MAX_UNREAD_BYTES=str(limit),
+            DS_SERVER__WRITE_TIMEOUT_SECS="600",
+            DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0",
+        ) as server,
+        httpx.Client(base_url=server.url, verify=False) as http,
+    ):
+        stream = Stream(http, "unread").create()
+        readers = [stopped_reader(server, stream.path) for _ in range(40)]
+        try:
+            with SseReader(server, stream.name, offset="now") as attentive:
+                attentive.until_up_to_date()
+                for _ in range(200):
+                    stream.append(b"x" * MESSAGE_BYTES)
+                    attentive.pair()
+                # Each takes at least the piece that could not be sent, so the limit allows at most half of them.
+                wait_until(lambda: samples(server)["headwater_slow_readers_total"] >= 20)
+                wait_until(lambda: samples(server)["headwater_unread_response_bytes"] <= limit)
+                left = samples(server)["headwater_slow_readers_now"]
+                assert 5 <= left <= 20, "only as many are disconnected as necessary"
+                assert stream.append("y") == stream.tail()
+                assert attentive.pair()[0].data == "y"
+        finally:
+            for reader in readers:
+                reader.socket.close()

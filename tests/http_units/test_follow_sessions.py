@@ -52,6 +52,7 @@ def test_sent_events_of_all_sessions_together_are_limited() -> None:
     quiet = sessions.add(FollowRequest({"quiet": "1"}), ANYONE, 0.0)
     received = quiet.sent("quiet", "2")
     busy = [sessions.add(FollowRequest({}, "p/"), ANYONE, 0.0) for _ in range(20)]
+    last = 0
     for number in range(500):
         for each in busy:
             last = each.sent("p/a", str(number))
@@ -71,9 +72,7 @@ def test_sessions_without_a_connection_keep_a_limited_number_of_streams() -> Non
         one = sessions.add(FollowRequest({}, "p/"), ANYONE, float(now_s))
         reader = Reader()
         sessions.attach(one, reader)
-        for number in range(4):
-            received = one.sent(f"p/{number}", "1")
-        one.resume_after(received)
+        one.resume_after(max(one.sent(f"p/{number}", "1") for number in range(4)))
         sessions.detach(one, reader, float(now_s))
         ids.append(one.id)
     assert len(sessions) == 2

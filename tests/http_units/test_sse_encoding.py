@@ -245,6 +245,12 @@ def test_large_event_does_not_depend_on_its_pieces(message: bytes, cuts: list[in
 # -- JSON and bytes
 
 
+@pytest.mark.parametrize("kind", [TEXT, BYTES])
+def test_large_event_is_encoded_in_small_pieces(kind: ContentType) -> None:
+    """A reader that does not read keeps one of them: a regression kept a megabyte for each."""
+    assert max(len(piece) for piece in large_event(kind, [b"x" * 1_000_000])) <= 64 * 1024
+
+
 def test_json_is_one_array_per_event() -> None:
     stored = [b'{"a":1},', b"2,", b'"x",']
     assert events(JSON, stored) == [SseEvent(b'event: data\ndata:[{"a":1},2,"x"]\n\n', Offset(3, 14))]

@@ -247,6 +247,11 @@ class LimitsSettings(SettingsSection):
         268_435_456,
         description="Memory for the request bodies of all connections; more is 503 with `Retry-After`.",
     )
+    max_unread_bytes: Bytes = Field(
+        268_435_456,
+        description="Memory for responses that clients have not read, of all connections. Beyond it, the clients that"
+        " have not read for longest are disconnected.",
+    )
     max_append_messages: Count = Field(
         100_000,
         ge=1,

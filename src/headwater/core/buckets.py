@@ -18,6 +18,7 @@ LISTING_ID: Final = "streams"
 KEY_MAX_BYTES: Final = 122
 """Bytes of `{bucket_id}/{stream_id}` (§1.1)."""
 PAGE_MAX: Final = 1000
+"""Entries of one page of a listing."""
 
 _BUCKET_ID: Final = re.compile(r"[a-z0-9_-]{4,64}", re.ASCII)
 _CONTROL: Final = re.compile("[\0-\x1f\x7f-\x9f]")

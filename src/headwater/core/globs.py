@@ -22,6 +22,7 @@ from headwater.core.subscription_errors import InvalidSubscription
 ONE: Final = "*"
 ANY: Final = "**"
 SEGMENTS_MAX: Final = 128
+"""Segments of one pattern."""
 ANY_MAX: Final = 8
 """`**` in one pattern. More would be a mistake; the time to match does not depend on it."""
 GROUP_BITS_MAX: Final = 2_048

@@ -12,6 +12,7 @@ from headwater.core.producers import ID_MAX_BYTES
 
 TTL_MIN_MS: Final = 1_000
 HOLDER_MAX_CHARS: Final = 256
+"""Length of the name of a lease's holder."""
 FINAL_MAX_BYTES: Final = 65_536
 """Size of the message that ends a stream: an error event, not data."""
 

@@ -21,6 +21,7 @@ DIGESTS_KEPT: Final = 16
 _DIGESTS_KEPT_BYTES: Final = (DIGESTS_KEPT - 1) * DIGEST_BYTES
 NUMBER_MAX: Final = 2**53 - 1
 ID_MAX_BYTES: Final = 1024
+"""Size of a producer id."""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
 

@@ -45,8 +45,11 @@ RETRY_FIRST_MS: Final = 1_000
 RETRY_MAX_MS: Final = 60_000
 RETRY_JITTER: Final = 0.2
 ID_MAX_BYTES: Final = 256
+"""Size of the id of a subscription."""
 WORKER_MAX_CHARS: Final = 256
+"""Length of the name of a worker."""
 URL_MAX_CHARS: Final = 2_048
+"""Length of the URL of a webhook."""
 
 Kind: TypeAlias = Literal["webhook", "pull-wake"]
 

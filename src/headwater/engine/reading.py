@@ -202,23 +202,23 @@ class StreamReader:
         """Load a chunk, so that it can be read later without waiting for an object store."""
         self.buffers(chunk)
 
-    def slices(self, chunk: ReadChunk, *, waits: bool = False) -> Iterator[Buffer]:
+    def slices(self, chunk: ReadChunk, *, waits: bool = False, size: int = SLICE_BYTES) -> Iterator[Buffer]:
         """The bytes of a chunk, read from storage in slices as the reader consumes them.
 
         The first slice is read now, so that damage at the beginning still results in an error response. A reader that
         `waits` gets a `Pending` if data is being fetched; for others that is an error.
         """
-        slices = self._slices(chunk, waits=waits)
+        slices = self._slices(chunk, waits=waits, size=size)
         first = tuple(islice(slices, 1))
         if first and type(first[0]) is Pending:
             raise first[0].miss
         return chain(first, slices)
 
-    def _slices(self, chunk: ReadChunk, *, waits: bool) -> Iterator[Buffer]:
+    def _slices(self, chunk: ReadChunk, *, waits: bool, size: int) -> Iterator[Buffer]:
         for span in chunk.spans:
             position = span.start.byte_position
             while position < span.end.byte_position:
-                until = min(position + SLICE_BYTES, span.end.byte_position)
+                until = min(position + size, span.end.byte_position)
                 owner = self._by_id.get(span.stream_id)
                 if owner is None:
                     raise StreamNotFound(

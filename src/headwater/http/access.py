@@ -12,6 +12,7 @@ from headwater.core.http_errors import HostNotAllowed, OriginNotAllowed, Unautho
 from headwater.http.origins import Hosts, Origins, is_same_origin
 
 KNOWN_HOSTS_MAX: Final = 1024
+"""Host headers that are kept because they are known to be allowed."""
 _CHANGING: Final = frozenset((b"PUT", b"POST", b"DELETE", b"PATCH"))
 _OPEN_PATHS: Final = (b"/healthz", b"/readyz", b"/ui")
 """Health checks, and the files of the stream browser, to which `/` redirects; its requests for data need the token."""

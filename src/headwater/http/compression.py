@@ -32,7 +32,9 @@ MIN_BYTES: Final = 1024
 CHUNK_MAX_BYTES: Final = 2**20
 """A compressed read returns at most this much, so that copying it does not block the event loop."""
 KEPT_MAX_BYTES: Final = 32 * 2**20
+"""Compressed chunks that are kept for other readers."""
 RUNNING_MAX: Final = 32
+"""Chunks that are being compressed at the same time; others are sent as they are."""
 
 _ZLIB_LEVEL: Final = 5
 _ZSTD_LEVEL: Final = 3

@@ -61,6 +61,8 @@ log = logging.getLogger("headwater.http")
 
 LINGER_S: Final = 2.0
 """How long the rest of a refused request is discarded before the connection is closed."""
+UNSENT_BYTES: Final = 64 * 1024
+"""The size of the piece of a response that is prepared while the client does not read; larger ones are shared."""
 MALFORMED: Final = "malformed"
 UNKNOWN: Final = "unknown"
 _CLOSE: Final = b"Connection: close\r\n"
@@ -300,6 +302,16 @@ class Connection(asyncio.Protocol):
     def is_slow_reader(self) -> bool:
         """Whether the client has not read its responses."""
         return self._flow.unread
+
+    @property
+    def unread_bytes(self) -> int:
+        """Memory for the response that the client has not read: what is written, and the next piece."""
+        return self._transport.get_write_buffer_size() + UNSENT_BYTES
+
+    @property
+    def waits_since_s(self) -> float:
+        """The time since which the client has not read, if it is a slow reader."""
+        return self._since_s
 
     def check_time(self, now_s: float) -> None:
         """Apply the timeouts of the connection. Called about twice a second."""

@@ -41,6 +41,7 @@ class HttpLimits:
     max_url_bytes: int
     max_body_bytes: int
     max_bodies_bytes: int
+    max_unread_bytes: int
     max_append_messages: int
     max_json_message_bytes: int
     max_chunk_bytes: int
@@ -75,6 +76,12 @@ class OpenConnection(Protocol):
     @property
     def is_slow_reader(self) -> bool: ...
 
+    @property
+    def unread_bytes(self) -> int: ...
+
+    @property
+    def waits_since_s(self) -> float: ...
+
     def check_time(self, now_s: float) -> None: ...
 
     def drain(self) -> None: ...
@@ -96,6 +103,10 @@ class OpenConnections:
 
     def all(self) -> tuple[OpenConnection, ...]:
         return tuple(self._open)
+
+    def slow_readers(self) -> list[OpenConnection]:
+        """The connections whose clients do not read their responses at the moment."""
+        return [connection for connection in self._open if connection.is_slow_reader]
 
     def add(self, connection: OpenConnection) -> Refusal | None:
         """Add a new connection; returns the refusal if the limit is reached."""
@@ -223,3 +234,16 @@ class Context:
         self.common_headers.set_date(time.time())
         for connection in self.connections.all():
             connection.check_time(self.now_s)
+        self._cut_slow_readers()
+
+    def _cut_slow_readers(self) -> None:
+        """Disconnect the clients that have not read for longest, if all together have not read too much."""
+        slow = self.connections.slow_readers()
+        excess = sum(connection.unread_bytes for connection in slow) - self.limits.max_unread_bytes
+        if excess > 0:
+            for connection in sorted(slow, key=lambda connection: connection.waits_since_s):
+                excess -= connection.unread_bytes
+                self.metrics.slow_followers += 1
+                connection.abort()
+                if excess <= 0:
+                    break

@@ -29,6 +29,7 @@ MATCHES_MAX: Final = 200
 MATCH_BYTES_MAX: Final = 64 * 1024
 """Longer messages are truncated in the response; a read of their offsets returns them completely."""
 TEXT_MAX: Final = 1000
+"""Length of the text to find."""
 
 _encode: Final = msgspec.json.Encoder().encode
 

@@ -25,13 +25,15 @@ BODY_TURN: Final = 16
 """Memory for more of a large body is being allocated, or the complete body is being processed."""
 
 PIPELINE_MAX_REQUESTS: Final = 32
+"""Requests of one connection that may be queued; beyond that the socket is not read."""
 PIPELINE_MAX_BYTES: Final = 1024 * 1024
-"""Requests, and bytes of their bodies, that may be queued; beyond that the socket is not read."""
+"""Bytes of their bodies; beyond that the socket is not read."""
 PARSE_BYTES: Final = 32 * 1024
 """Bytes that are parsed in one turn: they may contain thousands of chunks, header fields or requests."""
 TURN_REQUESTS: Final = 64
+"""Requests of one connection that are processed in one turn."""
 TURN_BYTES: Final = 256 * 1024
-"""Limits of one connection in one turn: requests processed, bytes written."""
+"""Bytes that are written to one connection in one turn."""
 TURNS_S: Final = 0.008
 """Time for the turns of all connections before the event loop polls its sockets again."""
 

@@ -17,7 +17,9 @@ from headwater.http.request import Request
 from headwater.http.responses import Repeat
 
 HEAD_MAX_BYTES: Final = 1024
+"""Size of a request head that is cached."""
 KNOWN_MAX: Final = 4096
+"""Request heads that are cached."""
 _ONCE_ONLY: Final = (b"producer-seq", b"stream-seq", b"if-none-match", b"transfer-encoding", b"expect", b"upgrade")
 """Headers that change with each request, or that need the parser."""
 

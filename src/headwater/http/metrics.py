@@ -129,7 +129,8 @@ class ServerCollector(Collector):
         for (kind, phase), count in sorted(census.by_kind_and_phase.items()):
             subscriptions.add_metric([kind, phase], count)
         yield subscriptions
-        slow = sum(connection.is_slow_reader for connection in self._context.connections.all())
+        slow = self._context.connections.slow_readers()
+        unread = sum(connection.unread_bytes for connection in slow)
         usage = engine.storage_usage()
         for name, text, value in (
             ("streams", "Existing streams.", len(engine.catalog)),
@@ -144,7 +145,8 @@ class ServerCollector(Collector):
             ("expiry_held_streams", "Expired streams that are kept because of a clock jump.", engine.held_streams),
             ("writer_leases", "Writer leases.", len(engine.leases)),
             ("connections", "Open connections.", len(self._context.connections)),
-            ("slow_readers_now", "Connections whose client does not read its response at the moment.", slow),
+            ("slow_readers_now", "Connections whose client does not read its response at the moment.", len(slow)),
+            ("unread_response_bytes", "Memory for responses that clients have not read.", unread),
             ("request_body_bytes", "Bytes of request bodies in memory.", self._context.budget.held),
             ("ready", "1 if the server accepts writes, otherwise 0.", int(engine.failure is None)),
         ):

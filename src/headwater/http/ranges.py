@@ -39,6 +39,7 @@ from headwater.http.request import Request
 from headwater.http.responses import Deferred, PiecewiseResponse, Response
 
 SPLITS_MAX: Final = 10_000
+"""Parts into which one request can split a range."""
 FRAMES_MAX: Final = 50_000
 """Messages in one response with frames: their lengths are computed at once, in about 10 ms."""
 FRAMES_TYPE: Final = "application/vnd.headwater.frames"

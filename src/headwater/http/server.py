@@ -341,6 +341,7 @@ def build_context(
             max_url_bytes=http.max_url_bytes,
             max_body_bytes=http.max_body_bytes,
             max_bodies_bytes=limits.max_request_bodies_bytes,
+            max_unread_bytes=limits.max_unread_bytes,
             max_append_messages=limits.max_append_messages,
             max_json_message_bytes=limits.max_json_message_bytes,
             max_chunk_bytes=limits.max_chunk_bytes,

@@ -296,7 +296,7 @@ class EventReader:
 
     def _large_event(self, chunk: ReadChunk) -> Iterator[bytes]:
         """The pieces of a large event. A generator, so that storage is read only when the first piece is needed."""
-        pieces = self._context.engine.reader.slices(chunk)
+        pieces = self._context.engine.reader.slices(chunk, size=STEP_BYTES)
         kind = self._stream.type
         last_line = id_line(offset_text(self._stream.id, chunk.end))
         yield from large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces, last_line)

@@ -88,7 +88,7 @@ def large_event(kind: ContentType, pieces: Iterable[bytes | memoryview], last_li
 def _text_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     at_line_start = True
     ends_in_cr = b""
-    for piece in _small(pieces):
+    for piece in _small(pieces, _PIECE_BYTES):
         text = ends_in_cr + bytes(piece)
         ends_in_cr = b""
         if text.endswith(b"\r"):
@@ -100,21 +100,22 @@ def _text_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         if at_line_start and text.startswith(b" "):
             text = b" " + text
         at_line_start = text.endswith(b"\n")
-        yield text.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
+        text = text.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
+        yield text
     if ends_in_cr:
         yield b"\ndata:"
 
 
-def _small(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes in small pieces, because encoding may multiply the size of each line end."""
+def _small(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes | memoryview]:
+    """The same bytes in small pieces: encoding multiplies their size, and each silent reader keeps one."""
     for piece in pieces:
-        for at in range(0, len(piece), _PIECE_BYTES):
-            yield piece[at : at + _PIECE_BYTES]
+        for at in range(0, len(piece), size):
+            yield piece[at : at + size]
 
 
 def _base64_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     rest = b""
-    for piece in pieces:
+    for piece in _small(pieces, _PIECE_BYTES * 3 // 4):
         data = rest + bytes(piece)
         complete = len(data) - len(data) % 3
         rest = data[complete:]
