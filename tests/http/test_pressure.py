@@ -120,6 +120,33 @@ def test_bodies_of_all_connections_share_one_budget(running: Server) -> None:
         wait_for_sample(running, "request_body_bytes", 0)
 
 
+def test_unfinished_snapshots_share_the_budget_of_bodies(tmp_path: Path) -> None:
+    """Each may wait for the disk in memory, however many connections there are."""
+    settings = {"DS_STORAGE__MODE": "file-durable", "DS_LIMITS__MAX_REQUEST_BODIES_BYTES": str(4 * MIB)}
+    with (
+        serve(directory=tmp_path, **settings) as server,
+        httpx.Client(base_url=server.url) as http,
+        ExitStack() as stack,
+    ):
+        http.put("/ds/bucket")
+        path = f"/ds/bucket/s/snapshot/{http.put('/ds/bucket/s', headers=TEXT).headers['stream-next-offset']}"
+        begun = []
+        for _ in range(6):
+            connection = stack.enter_context(connect(server))
+            connection.send(encode("PUT", path, headers={**TEXT, "Content-Length": str(100 * MIB)}) + b"x" * 100_000)
+            begun.append(connection)
+        for refused in begun[4:]:
+            answer = refused.response()
+            assert (answer.status, answer.header("retry-after")) == (503, "1")
+        assert samples(server)["headwater_request_body_bytes"] == 4 * MIB
+        assert http.put(path, headers=TEXT, content=b"small").status_code == 204
+        for connection in begun:
+            connection.socket.close()
+        wait_for_sample(server, "request_body_bytes", 0)
+        assert http.put(path, headers=TEXT, content=b"y" * (8 * MIB)).status_code == 204
+        wait_for_sample(server, "request_body_bytes", 0)
+
+
 def test_an_endless_trailer_is_refused(running: Server) -> None:
     with stream_on(running, "trailer") as stream:
         stream.create()

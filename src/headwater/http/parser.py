@@ -24,7 +24,7 @@ from headwater.core.http_errors import (
     UnsupportedTransferCoding,
     UrlTooLong,
 )
-from headwater.engine.uploads import BlobUpload
+from headwater.engine.uploads import FULL_BYTES, BlobUpload
 from headwater.http.flow import ByteBudget
 from headwater.http.headers import ALLOWED_METHODS
 from headwater.http.request import Request, UploadRequest
@@ -434,6 +434,12 @@ class RequestParser:
         except Refusal as refusal:
             self.refuse(refusal)
             return False
+        if self.upload is not None:
+            # It waits in memory while the disk is slow.
+            length = self._body_length() if b"content-length" in self._headers else FULL_BYTES
+            if length > UNCOUNTED_BODY_BYTES and not self._reserve(min(length, FULL_BYTES)):
+                self.refuse(_overloaded())
+                return False
         return True
 
     def _write_upload(self, upload: BlobUpload, body: bytes) -> None:
