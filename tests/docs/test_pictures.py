@@ -39,7 +39,7 @@ def test_every_image_is_shown_in_light_and_dark() -> None:
 
 def test_images_can_be_taken_again(tmp_path: Path, long: bool) -> None:
     # In a separate process: Playwright allows one instance per process, and other tests may use it.
-    only = list(pictures.PICTURES) if long else ["state", "subscription"]
+    only = list(pictures.PICTURES) if long else ["state"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.pictures", str(tmp_path), *only],
         cwd=REPOSITORY,

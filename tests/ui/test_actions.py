@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-import pytest
 from playwright.sync_api import Route, expect
 
 from tests.ui.pages import BYTES, JSON, TEXT, Pages, post, put
@@ -305,12 +304,13 @@ def test_requests_are_kept_with_their_responses(ui: Pages, http: httpx.Client) -
     assert http.get("/v1/stream/do/requests?offset=-1").json() == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["a b", "ünï/☃", "per%cent", "q?x=1#y", "plus+plus", "semi;colon"])
-def test_stream_with_any_name_can_be_created_and_opened(ui: Pages, http: httpx.Client, name: str) -> None:
-    ui.page.keyboard.press("n")
-    ui.page.locator("#create-name").fill(f"names/{name}" if "?" not in name else "names/q-x")
-    ui.submit()
-    expect(ui.page.locator("#stream-title")).to_contain_text("names/")
-    ui.reader("live")
-    listed = json.dumps(http.get("/v1/stream/__registry__?offset=-1").json(), ensure_ascii=False)
-    assert f"names/{name}" in listed or "?" in name
+def test_stream_with_any_name_can_be_created_and_opened(ui: Pages, http: httpx.Client) -> None:
+    for name in ("a b", "ünï/☃", "per%cent", "q?x=1#y", "plus+plus", "semi;colon"):
+        created = f"names/{name}" if "?" not in name else "names/q-x"
+        ui.page.keyboard.press("n")
+        ui.page.locator("#create-name").fill(created)
+        ui.submit()
+        expect(ui.page.locator("#stream-title")).to_have_text(created)
+        ui.reader("live")
+        listed = json.dumps(http.get("/v1/stream/__registry__?offset=-1").json(), ensure_ascii=False)
+        assert created in listed
