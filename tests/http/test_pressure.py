@@ -122,9 +122,9 @@ def test_bodies_of_all_connections_share_one_budget(running: Server) -> None:
 
 def test_unfinished_snapshots_share_the_budget_of_bodies(tmp_path: Path) -> None:
     """Each may wait for the disk in memory, however many connections there are."""
-    settings = {"DS_STORAGE__MODE": "file-durable", "DS_LIMITS__MAX_REQUEST_BODIES_BYTES": str(4 * MIB)}
+    most = str(4 * MIB)
     with (
-        serve(directory=tmp_path, **settings) as server,
+        serve(directory=tmp_path, DS_STORAGE__MODE="file-durable", DS_LIMITS__MAX_REQUEST_BODIES_BYTES=most) as server,
         httpx.Client(base_url=server.url) as http,
         ExitStack() as stack,
     ):
