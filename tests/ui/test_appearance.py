@@ -77,24 +77,19 @@ def test_live_messages_in_a_picture(watched: Watched, shop: Server, screenshot: 
         writer.join()
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "sign"),
-    [
+def test_the_views_in_pictures(watched: Watched, shop: Server, screenshot: Keep) -> None:
+    ui = Pages(watched.page(), shop.url)
+    for name, place, sign in (
         ("home", "", "#numbers .tile"),
         ("state", "#/stream/session-events?tab=state", "#entities [data-index]"),
         ("subscription", "#/subscription/billing", "#cursors tr[data-stream]"),
         ("pipeline", "#/pipeline", "[data-query]"),
         ("bytes", "#/stream/images/logo", "#messages [data-index]"),
-    ],
-)
-def test_the_views_in_pictures(
-    watched: Watched, shop: Server, screenshot: Keep, name: str, place: str, sign: str
-) -> None:
-    ui = Pages(watched.page(), shop.url)
-    ui.open(place)
-    expect(ui.page.locator(sign).first).to_be_visible()
-    expect(ui.stream("archive/2025")).to_contain_text("closed")
-    screenshot(ui.page, name)
+    ):
+        ui.open(place)
+        expect(ui.page.locator(sign).first).to_be_visible()
+        expect(ui.stream("archive/2025")).to_contain_text("closed")
+        screenshot(ui.page, name)
 
 
 def test_append_with_a_producer_in_a_picture(watched: Watched, shop: Server, screenshot: Keep) -> None:
