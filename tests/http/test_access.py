@@ -187,8 +187,10 @@ def test_listening_on_every_address_without_authentication_logs_a_warning() -> N
         assert "without authentication" not in running.log()
 
 
-def test_reads_with_a_token_that_shared_caches_may_keep_are_logged_as_a_warning() -> None:
-    with serve(DS_AUTH__TOKEN=TOKEN, DS_HTTP__CACHE_CONTROL="public") as running:
+@pytest.mark.parametrize("token", [TOKEN, ""], ids=["own token", "tokens of a proxy"])
+def test_reads_with_a_token_that_shared_caches_may_keep_are_logged_as_a_warning(token: str) -> None:
+    """A proxy may check tokens, which the server does not know."""
+    with serve(DS_AUTH__TOKEN=token, DS_HTTP__CACHE_CONTROL="public") as running:
         assert "shared caches may serve data that was read with a token" in running.log()
     with serve(DS_AUTH__TOKEN=TOKEN, DS_HTTP__CACHE_CONTROL="private") as running:
         assert "shared caches" not in running.log()

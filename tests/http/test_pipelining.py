@@ -76,19 +76,19 @@ def test_pipelined_refused_request_is_answered_in_order(running: Server, stream:
     assert stream.content() == b"x" * 100
 
 
-def test_complete_requests_do_not_count_as_headers_of_the_next_one(running: Server, stream: Stream) -> None:
+@pytest.mark.parametrize("cut", [2, 60], ids=["within the method", "within the headers"])
+def test_complete_requests_do_not_count_as_headers_of_the_next_one(running: Server, stream: Stream, cut: int) -> None:
     """A read that begins and ends within a head, with complete requests in between, used to be 431 or 414."""
     stream.create()
     request = encode("POST", stream.path, headers=TEXT, body=b"x" * 100)
     wire = request * 400
-    cut = len(request) // 3
     with connect(running) as connection:
         # A request on another connection, answered, separates the reads of the server.
         connection.send(wire[:cut])
         stream.head()
-        connection.send(wire[cut : len(wire) - cut])
+        connection.send(wire[cut : cut - len(request)])
         stream.head()
-        connection.send(wire[len(wire) - cut :])
+        connection.send(wire[cut - len(request) :])
         assert {connection.response().status for _ in range(400)} == {204}
 
 

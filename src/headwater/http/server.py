@@ -386,8 +386,11 @@ def warn_of_exposure(settings: Settings) -> None:
         )
     if "*" in settings.http.origins:
         log.warning("http.cors_origins is *: every web page that a user visits can read and write streams")
-    if settings.http.cache_control == "public" and settings.auth.token:
-        log.warning("http.cache_control is public: shared caches may serve data that was read with a token to others")
+    if settings.http.cache_control == "public":
+        log.warning(
+            "http.cache_control is public: shared caches may serve data that was read with a token to others."
+            " Use private, unless everybody may read all streams."
+        )
 
 
 def warn_of_loss(settings: Settings) -> None:
