@@ -114,6 +114,17 @@ def test_keys_pressed_while_a_stream_opens_are_not_lost(ui: Pages, http: httpx.C
     expect(ui.page.locator("#tab-state")).to_have_attribute("aria-selected", "true")
 
 
+def test_back_closes_a_dialog(ui: Pages, http: httpx.Client) -> None:
+    put(http, "back/one", JSON)
+    ui.open("#/subscriptions")
+    ui.open_stream("back/one")
+    ui.page.keyboard.press("n")
+    expect(ui.page.locator("dialog")).to_be_visible()
+    ui.page.go_back()
+    expect(ui.page.get_by_role("heading", name="Subscriptions")).to_be_visible()
+    expect(ui.page.locator("dialog")).to_have_count(0)
+
+
 def test_stream_seq_is_sent(ui: Pages, http: httpx.Client) -> None:
     put(http, "do/seq", TEXT)
     ui.open_stream("do/seq")

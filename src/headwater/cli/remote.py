@@ -28,7 +28,10 @@ STREAM_ROOT: Final = "/v1/stream/"
 Url = Annotated[
     str,
     typer.Option(
-        "--url", envvar="DS_URL", metavar="URL", help="The server; not needed if the stream is given as a URL."
+        "--url",
+        envvar=["DS_URL", "DS_SERVER_URL"],
+        metavar="URL",
+        help="The server; not needed if the stream is given as a URL.",
     ),
 ]
 Token = Annotated[

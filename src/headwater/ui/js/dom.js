@@ -124,12 +124,17 @@ export async function copy(text, what = "Copied") {
   return null;
 }
 
-/** A modal dialog with a heading and a body; it leaves the page when closed. */
+/** A modal dialog with a heading and a body; it leaves the page when closed, also by the browser's Back. */
 export function openDialog(title, body, { wide = false } = {}) {
   const dialog = h("dialog", { class: wide ? "wide" : "", "aria-label": title });
-  const head = h("header", {}, h("h2", { text: title }), button("", () => dialog.close(), { symbol: "close", kind: "quiet", title: "Close" }));
+  const close = () => dialog.close();
+  const head = h("header", {}, h("h2", { text: title }), button("", close, { symbol: "close", kind: "quiet", title: "Close" }));
   append(dialog, [head, h("div", { class: "dialog-body" }, body)]);
-  dialog.addEventListener("close", () => dialog.remove());
+  addEventListener("hashchange", close);
+  dialog.addEventListener("close", () => {
+    removeEventListener("hashchange", close);
+    dialog.remove();
+  });
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close();
   });
