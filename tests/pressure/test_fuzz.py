@@ -15,7 +15,7 @@ from tests.pressure.fuzz import Replies, compare, run_against_server
 from tests.pressure.script import Mismatch, Script, Step, Wake
 from tests.serving import serve
 
-REQUESTS = {"memory": 6_000, "file-durable": 2_000}
+REQUESTS = {"memory": 17_000, "file-durable": 3_000}
 REQUESTS_LONG = {"memory": 900_000, "file-durable": 60_000, "acid": 40_000}
 
 

@@ -36,7 +36,8 @@ from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 ROUNDS = 200
-QUICK_FAULTS = ["cut", "kill_shard", "pause_briefly", "kill_primary", "stop_store"]
+QUICK_FAULTS = ["cut", "kill_shard", "pause_briefly", "cut", "kill_primary", "cut", "stop_store", "cut"]
+QUICK_FAULTS += ["kill_shard", "pause_briefly"]
 """Those that do not wait for the end of a lease."""
 
 
@@ -196,7 +197,7 @@ def test_cluster_is_checked_and_copied_into_a_directory_and_from_there_into_anot
 
 
 @pytest.mark.timeout(600)
-def test_quick_faults_break_no_promise(cluster: RunningCluster) -> None:
+def test_ten_quick_faults_break_no_promise(cluster: RunningCluster) -> None:
     check_faults(cluster, QUICK_FAULTS, time.time_ns() % 10**9)
 
 
