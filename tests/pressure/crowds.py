@@ -173,31 +173,42 @@ def _stopped(server: Server, request: bytes) -> socket.socket:
 
 
 def idle_connections(count: int, rounds: int = ROUNDS, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
-    """Connections that send one request and then stay open."""
+    """Connections that send one request and then stay open; all of them come twice."""
     settings: dict[str, Any] = {"DS_SERVER__IDLE_TIMEOUT_SECS": "3600", "DS_SERVER__MAX_CONNECTIONS": str(count + 100)}
     with serve(**settings) as quiet, serve(program=program, **settings) as server:
         before = rss_mib(server)
-        crowd: list[socket.socket] = []
-        try:
-            request = encode("GET", "/healthz")
-            for _ in range(count):
-                connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-                connection.sendall(request)
-                assert connection.recv(4096).startswith(b"HTTP/1.1 200"), "a connection was refused"
-                crowd.append(connection)
-            wait_until_idle(server)
+        with idle(server, count):
             during = rss_mib(server)
             compared = compare(quiet, server, rounds)
-        finally:
-            for connection in crowd:
-                connection.close()
-        wait_until_idle(server)
         after = rss_after(server, before)
+        with idle(server, count):
+            pass
+        again = rss_after(server, before)
     return {
-        "connections": len(crowd),
+        "connections": count,
         "before_mib": round(before, 1),
         "during_mib": round(during, 1),
         "after_mib": round(after, 1),
+        "after_second_mib": round(again, 1),
         "kib_per_connection": round((during - before) * 1024 / count, 2),
         **compared,
     }
+
+
+@contextmanager
+def idle(server: Server, count: int) -> Iterator[None]:
+    """Open connections that have one response each; wait for an idle server at the start and the end."""
+    crowd: list[socket.socket] = []
+    try:
+        request = encode("GET", "/healthz")
+        for _ in range(count):
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            crowd.append(connection)
+            connection.sendall(request)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200"), "a connection was refused"
+        wait_until_idle(server)
+        yield
+    finally:
+        for connection in crowd:
+            connection.close()
+    wait_until_idle(server)
