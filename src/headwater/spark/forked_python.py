@@ -26,6 +26,8 @@ def main() -> None:
 
 def _wait(connection: socket.socket, words: list[str]) -> int:
     """Have the fork made, pass signals to it, and return its exit code."""
+    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # Until there is a fork to which they can be passed.
     request = json.dumps([words, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109 - pathlib takes long to import
     message = len(request).to_bytes(4, "big") + request
     sent = socket.send_fds(connection, [message[:4096]], [0, 1, 2])
@@ -36,8 +38,9 @@ def _wait(connection: socket.socket, words: list[str]) -> int:
     pid = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
     if not pid:
         return 1
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in passed_on:
         signal.signal(number, lambda received, _: os.kill(pid, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     code = connection.recv(1)
     if not code:
         os.kill(pid, signal.SIGKILL)  # The process that made it was killed.
