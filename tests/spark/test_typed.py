@@ -153,7 +153,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), json_values, max_size=4), min_size=1, max_size=5))
 def test_both_ways_of_parsing_agree(records: list[dict[str, Any]]) -> None:
     schema = struct(a=LongType(), b=StringType(), c=ArrayType(DoubleType()), d=struct(a=BooleanType()))
