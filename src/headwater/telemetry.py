@@ -69,7 +69,7 @@ class LogWriter(logging.Handler):
     """Write lines to a descriptor: at once if it takes them, otherwise in a thread that waits for it.
 
     A full pipe would stop the event loop, and its reader may pause for as long as it likes: a log collector that hangs,
-    a terminal in which somebody selects text. Lines stay in order. Exception: when two workers that share a pipe both
+    a terminal in which a user selects text. Lines stay in order. Exception: when two workers that share a pipe both
     find room for the same line, one of them waits until the reader continues.
     """
 

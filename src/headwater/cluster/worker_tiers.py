@@ -1,11 +1,11 @@
-"""The object store of a server with several workers: each has a prefix of its own below `storage.cold`.
+"""The object store of a server with several workers: each has a separate prefix below `storage.cold`.
 
 The object `WORKERS` below `storage.cold` is a copy of the file `WORKERS` of the data directory, so that a server whose
 disk was lost knows how its streams were divided. The number of workers stays as it is: another division would have to
 be uploaded completely before the old one could be removed.
 
 The client of the object store has threads, and the workers are forked, so the process that forks them must not use it:
-`apart` runs a function in a process of its own.
+`apart` runs a function in a separate process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headwater.storage.directory import FORMAT_NAME
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.tiering.claimed_prefix import HEAD_KEY, ClaimedPrefix, read_mark
-from headwater.storage.tiering.objects import Objects, ObjectStoreError
-from headwater.storage.tiering.open import open_objects
+from headwater.storage.tiering.objects import Objects, required_store
+from headwater.storage.tiering.open import journal_missing, open_objects
 from headwater.storage.worker_stores import (
     WORKERS_NAME,
     WorkerStores,
@@ -68,7 +68,7 @@ def check_worker_tiers(settings: StorageSettings, cold: str, workers: int) -> No
     """
     root, objects = settings.data_dir, open_objects(cold)
     stores = read_worker_stores(root)
-    try:
+    with required_store():
         recorded = _recorded(objects)
         if workers == 1 and stores is None:
             if recorded is not None:
@@ -81,18 +81,14 @@ def check_worker_tiers(settings: StorageSettings, cold: str, workers: int) -> No
             _restore_division(settings, cold, recorded, workers)
         elif objects.get(HEAD_KEY) is not None:
             raise _other_number(f"The streams in {cold}", 1)
-    except ObjectStoreError as error:
-        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
 
 
 def record_division(cold: str, stores: WorkerStores) -> None:
     """Store a copy of the file `WORKERS` below `storage.cold`, unless it is there."""
     objects = open_objects(cold)
-    try:
+    with required_store():
         if objects.get(WORKERS_NAME) is None:
             objects.create(WORKERS_NAME, encode_worker_stores(stores))
-    except ObjectStoreError as error:
-        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
 
 
 def tier_of_worker(settings: StorageSettings, stores: WorkerStores, worker: int) -> dict[str, object]:
@@ -134,11 +130,7 @@ def _restore_division(settings: StorageSettings, cold: str, recorded: WorkerStor
     root = settings.data_dir
     prefixes = [_prefix(cold, recorded, number) for number in range(recorded.workers)]
     if any(ClaimedPrefix(open_objects(prefix)).has_data for prefix in prefixes) and not settings.accept_data_loss:
-        raise StorageError(
-            f"{cold} has data, and {root} has no journal: what was written last may be only there. If it is lost, start"
-            " with an empty data directory and --accept-data-loss: the server then begins with what the object store"
-            " has."
-        )
+        raise journal_missing(cold, root)
     if recorded.workers != workers:
         raise _other_number(f"The streams in {cold}", recorded.workers)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -159,8 +159,7 @@ class FollowSessions:
         if self._named + len(wanted.offsets) > self._max_streams:
             detail = (
                 f"All followers together may name {self._max_streams} streams (limits.max_followed_streams); name"
-                " fewer, or"
-                " raise the limit."
+                " fewer, or raise the limit."
             )
             raise TooManyFollowed(detail)
         session = FollowSession(self.id_prefix + secrets.token_urlsafe(18), wanted, scope, self.kept)

@@ -7,8 +7,12 @@ is loaded only when it is used.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from headwater.storage.interface import StorageError
 
 
 class ObjectStoreError(OSError):
@@ -17,6 +21,15 @@ class ObjectStoreError(OSError):
 
 class ObjectConflictError(Exception):
     """The condition of a write was not met: the object exists, or another process replaced it."""
+
+
+@contextmanager
+def required_store() -> Iterator[None]:
+    """Translate `ObjectStoreError` to `StorageError`, where the work cannot continue without the object store."""
+    try:
+        yield
+    except ObjectStoreError as error:
+        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
 
 
 class StoredObject(NamedTuple):

@@ -19,7 +19,7 @@ from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs.manifest import NAME
 from headwater.storage.packs.pack_store import FAMILY, PackStore
 from headwater.storage.tiering.claimed_prefix import ClaimedPrefix, read_mark
-from headwater.storage.tiering.objects import Objects, ObjectStoreError
+from headwater.storage.tiering.objects import Objects, required_store
 from headwater.storage.tiering.restore import restore_directory, restore_replicated
 from headwater.storage.tiering.tier import Tier, TieredFilesystem
 from headwater.storage.tiering.uploader import RETRY_S, Uploader
@@ -59,12 +59,10 @@ def open_tiered(
     settings = settings if settings is not None else StoreSettings()
     opened = open_directory(filesystem, directory, FAMILY)
     try:
-        claimed = _claim(objects, filesystem, directory, accept_data_loss=tier_settings.accept_data_loss)
-        place_journal(filesystem, opened, settings.journal_dir)
-        return _build(objects, opened, claimed, tier_settings, settings, reserve, worker, clock)
-    except ObjectStoreError as error:
-        opened.close()
-        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
+        with required_store():
+            claimed = _claim(objects, filesystem, directory, accept_data_loss=tier_settings.accept_data_loss)
+            place_journal(filesystem, opened, settings.journal_dir)
+            return _build(objects, opened, claimed, tier_settings, settings, reserve, worker, clock)
     except BaseException:
         opened.close()
         raise
@@ -87,13 +85,11 @@ def open_replicated(
     filesystem = RealFilesystem(reserve)
     opened = open_directory(filesystem, directory, FAMILY)
     try:
-        claimed = ClaimedPrefix(objects)
-        head = claimed.claim(filesystem, directory, epoch)
-        restore_replicated(filesystem, directory, objects, head, replica, settings.segment_bytes)
-        return _build(objects, opened, claimed, tier_settings, settings, reserve, None, time.monotonic, replica)
-    except ObjectStoreError as error:
-        opened.close()
-        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
+        with required_store():
+            claimed = ClaimedPrefix(objects)
+            head = claimed.claim(filesystem, directory, epoch)
+            restore_replicated(filesystem, directory, objects, head, replica, settings.segment_bytes)
+            return _build(objects, opened, claimed, tier_settings, settings, reserve, None, time.monotonic, replica)
     except BaseException:
         opened.close()
         raise
@@ -171,11 +167,7 @@ def _claim(objects: Objects, filesystem: Filesystem, directory: Path, *, accept_
     if not filesystem.exists(directory / NAME) and claimed.has_data:
         assert claimed.head is not None
         if not accept_data_loss or _has_journal(filesystem, directory):
-            raise StorageError(
-                f"{objects.url} has data, and {directory} has no journal: what was written last may be only there. If"
-                " it is lost, start with an empty data directory and --accept-data-loss: the server then begins with"
-                " what the object store has."
-            )
+            raise journal_missing(objects.url, directory)
         restore_directory(filesystem, directory, objects, claimed.head)
     claimed.claim(filesystem, directory)
     return claimed
@@ -202,6 +194,13 @@ def _check_ownership(objects: Objects, claimed: ClaimedPrefix, filesystem: Files
             f"{objects.url} was taken over by a server with another data directory. {directory} is out of date: what"
             " was written there since then is not in it."
         )
+
+
+def journal_missing(url: str, directory: Path) -> StorageError:
+    return StorageError(
+        f"{url} has data, and {directory} has no journal: what was written last may be only there. If it is lost, start"
+        " with an empty data directory and --accept-data-loss: the server then begins with what the object store has."
+    )
 
 
 def _has_journal(filesystem: Filesystem, directory: Path) -> bool:
