@@ -39,7 +39,7 @@ from headwater.storage.offline.division import CopiedStore, divide
 from headwater.storage.offline.families import family_of
 from headwater.storage.packs.pack_store import FAMILY
 from headwater.storage.tiering.claimed_prefix import VERSION, ClaimedPrefix, ColdMark, StoreHead, write_mark
-from headwater.storage.tiering.objects import Objects, ObjectStoreError
+from headwater.storage.tiering.objects import Objects, required_store
 from headwater.storage.tiering.open import TierSettings, open_objects, open_tiered
 from headwater.storage.tiering.restore import restore_replicated
 from headwater.storage.worker_stores import WORKERS_VERSION, WorkerStores, store_directories, write_worker_stores
@@ -63,7 +63,7 @@ def fetched_cluster(settings: Settings) -> Iterator[Path]:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-cluster-")))
         try:
-            with connect(url, "copy") as connection:
+            with required_store(), connect(url, "copy") as connection:
                 row = connection.execute("SELECT shards FROM headwater.cluster").fetchone()
                 if row is None:
                     raise StorageError("There is no cluster in the database of cluster.postgres_url.")
@@ -75,8 +75,6 @@ def fetched_cluster(settings: Settings) -> Iterator[Path]:
             raise StorageError("There is no cluster in the database of cluster.postgres_url.") from None
         except psycopg.Error as error:
             raise StorageError(f"The database of cluster.postgres_url cannot be used: {error}") from error
-        except ObjectStoreError as error:
-            raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
         write_worker_stores(root, stores)
         yield root
 
@@ -129,6 +127,7 @@ def _fetch(connection: Connection, shard: int, objects: Objects, directory: Path
 # -- into a cluster ----------------------------------------------------------------------------------------------------
 
 
+@required_store()
 def copy_into_cluster(source: Path, source_mode: str, settings: Settings) -> CopiedStore:
     """Copy the store in `source`, which no server has open, into a cluster that no node has served yet."""
     sources = store_directories(source)
@@ -168,8 +167,6 @@ def copy_into_cluster(source: Path, source_mode: str, settings: Settings) -> Cop
         root.delete(COPYING_KEY)
     except psycopg.Error as error:
         raise StorageError(f"The database of cluster.postgres_url cannot be used: {error}") from error
-    except ObjectStoreError as error:
-        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
     return copied
 
 

@@ -24,7 +24,7 @@ from headwater.cluster.nodes.schema import Cluster, Connection, broken_promise, 
 from headwater.config import Settings
 from headwater.operating_system import SYSTEM
 from headwater.storage.interface import StorageError
-from headwater.storage.tiering.objects import ObjectConflictError, ObjectStoreError
+from headwater.storage.tiering.objects import ObjectConflictError, ObjectStoreError, required_store
 from headwater.storage.tiering.open import open_objects
 
 log = logging.getLogger("headwater.cluster")
@@ -139,10 +139,8 @@ def open_cluster(settings: Settings, *, is_copy: bool = False) -> Opened:
             raise StorageError(f"The database of cluster.postgres_url cannot be used: {problem}")
         found = create_tables(connection, cluster.name, cluster.shards)
         check_secret(connection, found, cluster.secret)
-    try:
+    with required_store():
         _check_objects(cold, found, is_copy=is_copy)
-    except ObjectStoreError as error:
-        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
     return Opened(found.shards)
 
 

@@ -30,7 +30,7 @@ from headwater.storage.packs.manifest import Manifest
 from headwater.storage.packs.pack_store import FAMILY, PackStore
 from headwater.storage.packs.recovery import Recovery
 from headwater.storage.tiering.claimed_prefix import VERSION, ClaimedPrefix, StoreHead
-from headwater.storage.tiering.objects import Objects, ObjectStoreError
+from headwater.storage.tiering.objects import Objects, ObjectStoreError, required_store
 from headwater.storage.tiering.open import TierSettings, build_tier
 from headwater.storage.tiering.restore import JournalCopy, restore_manifest
 from headwater.storage.tiering.tier import TieredFilesystem
@@ -141,9 +141,8 @@ class FollowedStorage(JournaledStorage):
 
     def recover(self) -> Iterator[Record]:
         try:
-            yield from self._follow()
-        except ObjectStoreError as error:
-            raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
+            with required_store():
+                yield from self._follow()
         finally:
             self._followed.close()
         yield from super().recover()
