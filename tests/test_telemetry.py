@@ -9,9 +9,11 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 
 import httpx
+import pytest
 
 from headwater.telemetry import LOG_BACKLOG_BYTES, JsonLines, LogWriter, TextLines, request_id
 from tests.serving import server_environment
@@ -152,6 +154,30 @@ def test_the_last_lines_are_written_at_the_end_of_the_program() -> None:
     statements = "for number in range(5_000): logging.getLogger('x').warning('%s', f'{number:06}' + 'x' * 90)"
     lines = printed("info", "text", statements)
     assert [int(line.split()[3][:6]) for line in lines] == list(range(5_000))
+
+
+def test_lines_stay_in_order_when_the_program_ends_while_its_reader_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_in_the_thread(descriptor: int, data: bytes) -> int:
+        if threading.current_thread().name == "log-writer":
+            time.sleep(0.01)
+        return write(descriptor, data)
+
+    write = os.write
+    monkeypatch.setattr(os, "write", slow_in_the_thread)
+    reading, writing = os.pipe()
+    handler = LogWriter(writing)
+    for number in range(120):
+        handler.handle(record("%s", f"{number:06} ".ljust(999, "x")))
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.extend(read_all(reading)))
+    assert handler.lock is not None
+    with handler.lock:
+        reader.start()
+        handler.flush()
+    wait_until(lambda: handler.is_idle, what="the backlog to be written")
+    os.close(writing)
+    reader.join()
+    assert [line[:6] for line in found] == [f"{number:06}" for number in range(120)]
 
 
 def test_a_server_answers_while_nobody_reads_its_log() -> None:

@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import queue
 import re
 import secrets
 import select
@@ -35,6 +36,8 @@ _PIECE_BYTES: Final = select.PIPE_BUF
 """A pipe that is writable takes this much at once."""
 _LAST_LINES_S: Final = 1.0
 """How long the end of the program waits for a slow reader of stderr."""
+_FLUSH_POLL_S: Final = 0.005
+_LOST: Final = "%d lines were dropped because stderr was not read"
 
 
 def set_up_logging(log_filter: LogFilter, style: str) -> None:
@@ -76,15 +79,22 @@ class LogWriter(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        # The lock of the handler protects these. Logging renews it in a forked process.
-        self._backlog = bytearray()
-        self._dropped = 0
         self._thread: threading.Thread | None = None
+        self._start_backlog()
+
+    def _start_backlog(self) -> None:
+        # Only the thread changes the last two numbers, and only the caller of `emit` the first two. So neither waits
+        # for the other, and the end of the program, which holds the handler's lock, does not stop the thread.
+        self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._accepted_bytes = 0
+        self._dropped = 0
+        self._written_bytes = 0
+        self._reported = 0
 
     @property
     def is_idle(self) -> bool:
         """No line waits to be written."""
-        return self._thread is None
+        return self._written_bytes == self._accepted_bytes and self._reported == self._dropped
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -95,67 +105,55 @@ class LogWriter(logging.Handler):
         if self._thread is not None and not self._thread.is_alive():
             # A forked process has no thread, and its parent writes the backlog.
             self._thread = None
-            self._backlog.clear()
-        if self._thread is None:
+            self._start_backlog()
+        if self.is_idle:
             line = self._write_what_fits(line)
         if line:
             self._write_later(line)
 
     def flush(self) -> None:
-        """Write the backlog if the reader takes it within a second. Logging calls this when the program ends."""
+        """Wait up to a second until the reader has taken the backlog. Logging calls this when the program ends."""
         deadline = time.monotonic() + _LAST_LINES_S
-        self.acquire()
-        try:
-            while self._backlog and (left_s := deadline - time.monotonic()) > 0:
-                self._backlog = bytearray(self._write_what_fits(bytes(self._backlog), left_s))
-        finally:
-            self.release()
+        while not self.is_idle and self._thread is not None and self._thread.is_alive():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_FLUSH_POLL_S)
 
-    def _write_what_fits(self, data: bytes, wait_s: float = 0.0) -> bytes:
+    def _write_what_fits(self, data: bytes) -> bytes:
         """Write as much as the descriptor takes without blocking, and return the rest."""
         try:
-            while data and select.select((), (self._descriptor,), (), wait_s)[1]:
+            while data and select.select((), (self._descriptor,), (), 0)[1]:
                 data = data[os.write(self._descriptor, data[:_PIECE_BYTES]) :]
         except OSError:
             return b""  # The reader has exited, so nobody can read the line.
         return data
 
     def _write_later(self, line: bytes) -> None:
-        if len(self._backlog) + len(line) > LOG_BACKLOG_BYTES:
+        if self._accepted_bytes - self._written_bytes + len(line) > LOG_BACKLOG_BYTES:
             self._dropped += 1
             return
-        self._backlog += line
+        self._accepted_bytes += len(line)
+        self._waiting.put(line)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_backlog, name="log-writer", daemon=True)
             self._thread.start()
 
     def _write_backlog(self) -> None:
-        while (piece := self._next_piece()) is not None:
-            try:
-                while piece:
-                    piece = piece[os.write(self._descriptor, piece) :]
-            except OSError:
-                self.acquire()
-                self._backlog.clear()
-                self.release()
+        while True:
+            line = self._waiting.get()
+            self._write(line)
+            self._written_bytes += len(line)
+            if (lost := self._dropped - self._reported) and self._waiting.empty():
+                record = logging.makeLogRecord({"name": __name__, "levelname": "WARNING", "msg": _LOST % lost})
+                self._write(f"{self.format(record)}\n".encode())
+                self._reported += lost
 
-    def _next_piece(self) -> bytes | None:
-        """Take a part of the backlog; None ends the thread."""
-        self.acquire()
+    def _write(self, data: bytes) -> None:
         try:
-            if not self._backlog and self._dropped:
-                lost = f"{self._dropped} lines were dropped because stderr was not read"
-                record = logging.makeLogRecord({"name": __name__, "levelname": "WARNING", "msg": lost})
-                self._backlog += f"{self.format(record)}\n".encode()
-                self._dropped = 0
-            if not self._backlog:
-                self._thread = None
-                return None
-            piece = bytes(self._backlog[:_PIECE_BYTES])
-            del self._backlog[: len(piece)]
-            return piece
-        finally:
-            self.release()
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:
+            return  # The reader has exited.
 
 
 class TextLines(logging.Formatter):
