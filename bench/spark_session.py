@@ -28,6 +28,7 @@ def spark_session(cores: int = 2) -> Iterator[SparkSession]:
     from headwater.spark import configure
     from headwater.spark.class_archive import JAVA_OPTIONS
     from headwater.spark.home import use_quick_home
+    from headwater.spark.session import skip_checksum_files
 
     archive = use_quick_home("local")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
@@ -47,6 +48,7 @@ def spark_session(cores: int = 2) -> Iterator[SparkSession]:
         if archive is not None:
             builder = builder.config(JAVA_OPTIONS, archive.java_options())
         session = configure(builder).getOrCreate()
+        skip_checksum_files()
         session.sparkContext.setLogLevel("ERROR")
         try:
             yield session

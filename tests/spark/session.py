@@ -79,6 +79,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from headwater.spark import configure
     from headwater.spark.callbacks import start_callback_server
     from headwater.spark.home import use_quick_home
+    from headwater.spark.session import skip_checksum_files
 
     archive = use_quick_home("local")
     scratch = tmp_path_factory.mktemp("spark")
@@ -101,6 +102,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     gateway = SparkContext._gateway
     assert gateway is not None
     start_callback_server()
+    skip_checksum_files()
     yield session
     session.stop()
     gateway.shutdown()

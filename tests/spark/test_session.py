@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from headwater.spark import conf_lines, recommended_settings, session
-from headwater.spark.session import warn_of_slow_sockets
+from headwater.spark.session import skip_checksum_files, warn_of_slow_sockets
 from headwater.spark.writer import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY
 from tests.spark.querying import follow, read
 from tests.spark.streams import Streams
@@ -48,6 +49,23 @@ def test_tasks_know_their_query_and_batch(
     )
     assert query.awaitTermination(120)
     assert Path(directory).read_text() == f"{query.id} 0"
+
+
+def test_local_files_have_no_checksum_file_but_an_existing_one_is_used(spark: SparkSession, tmp_path: Path) -> None:
+    numbers = spark.range(1000, numPartitions=1).selectExpr("cast(id as string)")
+    numbers.write.text(str(tmp_path / "new"))
+    assert not list((tmp_path / "new").glob(".part-*.crc"))
+
+    hadoop: Any = spark._jvm
+    hadoop.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration()).setWriteChecksum(True)
+    try:
+        numbers.write.text(str(tmp_path / "old"))
+    finally:
+        skip_checksum_files()
+    (part,) = (tmp_path / "old").glob("part-*")
+    part.write_bytes(part.read_bytes().replace(b"500", b"501"))
+    with pytest.raises(Exception, match="ChecksumException"):
+        spark.read.text(str(tmp_path / "old")).collect()
 
 
 def test_a_session_without_the_settings_is_warned(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,7 @@ def spark_session(
     from headwater.spark.callbacks import start_callback_server  # noqa: PLC0415
     from headwater.spark.class_archive import JAVA_OPTIONS  # noqa: PLC0415
     from headwater.spark.home import use_quick_home  # noqa: PLC0415
+    from headwater.spark.session import skip_checksum_files  # noqa: PLC0415
 
     archive = use_quick_home(master)
     local = master.startswith("local")
@@ -77,6 +78,7 @@ def spark_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
     start_callback_server()
+    skip_checksum_files()
     try:
         yield session
     finally:
