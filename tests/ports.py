@@ -12,8 +12,9 @@ import random
 import socket
 
 LOWEST = 12_000
-PER_PROCESS = 4_000
-PROCESSES = 5
+PER_PROCESS = 2_500
+PROCESSES = 8
+"""At least as many as `make test` has."""
 
 _process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PROCESSES
 _first = LOWEST + _process * PER_PROCESS

@@ -53,5 +53,14 @@ async def async_wait_until(
         await asyncio.sleep(every_s)
 
 
+async def settled() -> None:
+    """Wait until connections within this event loop have transferred all that they can.
+
+    Iterations of the loop are counted, because time can pass without one while the machine is busy.
+    """
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+
+
 def _failure(found: object, what: str, limit_s: float) -> str:
     return f"not within {limit_s:g} s{what and f': {what}'}; the last value is {str(found)[:2000]}"

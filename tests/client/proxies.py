@@ -24,7 +24,8 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.requests: list[str] = []
         """The received request lines, in order."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def connect(self) -> socket.socket:
         """A connection to the server."""
@@ -46,6 +47,9 @@ class Proxy:
             self._open.clear()
 
     def close(self) -> None:
+        # Closing alone would not end `accept`, which could then accept for the next proxy, on the same descriptor.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(60)
         self._listener.close()
         self.break_connections()
 

@@ -100,7 +100,7 @@ class LinkedWorkers:
             client.close()
         for number in range(2):
             self.send(number, messages.Stop())
-        await asyncio.wait_for(asyncio.gather(*self._tasks), 10)
+        await asyncio.wait_for(asyncio.gather(*self._tasks), 60)
         if self.link is not None:
             await self.link.cut()
         for end in (*self._controls, *self._theirs):

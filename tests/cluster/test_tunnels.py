@@ -25,6 +25,7 @@ from headwater.http.routing import Router
 from headwater.http.server import build_context
 from headwater.storage.memory import MemoryStorage
 from tests.pressure.clients import position
+from tests.waiting import settled
 
 NAME = "/v1/stream/s"
 
@@ -79,7 +80,7 @@ def run(scene: Any) -> None:
         tunnelled = Tunnelled(asyncio.get_running_loop())
         peer = await tunnelled.connect()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await scene(tunnelled, peer)
         finally:
             tunnelled.close()
@@ -142,7 +143,7 @@ def test_request_that_waited_is_checked_again_before_it_is_processed() -> None:
         assert owner is not None
         owner.is_congested = True
         waiting = Exchange(peer, request("POST", b"late;"), frames.BEGIN)
-        await asyncio.sleep(0.05)
+        await settled()
         owner.is_congested = False
         (tunnel,) = tunnelled.server._pools[frames.BEGIN].busy
         assert not waiting.response.done()

@@ -205,7 +205,8 @@ def test_streams_of_a_dead_worker_are_503_after_a_bounded_wait_and_others_are_se
                     assert refused.status_code == 503, refused.text
                     assert refused.json()["code"] == "worker_unavailable"
                     assert int(refused.headers["retry-after"]) >= 1
-                    assert 0.4 < time.monotonic() - began_s < 5
+                    # The default is 10 s.
+                    assert 0.4 < time.monotonic() - began_s < 9
                     assert _text(other, here) == "here"
                 not_ready = other.get("/readyz")
                 assert (not_ready.status_code, "worker 1" in not_ready.text) == (503, True)

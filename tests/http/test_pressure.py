@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -41,6 +42,11 @@ def memory_mb(server: Server) -> float:
     raise AssertionError("no VmRSS")
 
 
+def socket_buffer_bytes() -> int:
+    """How much the system holds at most for the two ends of a connection."""
+    return sum(int(Path(f"/proc/sys/net/ipv4/tcp_{end}").read_text().split()[-1]) for end in ("rmem", "wmem"))
+
+
 def send_what_fits(connection: RawConnection, data: bytes, for_secs: float) -> int:
     """Send without reading, until the server stops reading or everything is sent."""
     connection.socket.settimeout(0.5)
@@ -57,16 +63,15 @@ def test_responses_are_not_produced_while_earlier_ones_are_unread(running: Serve
     """A regression: thousands of GETs with unread answers used gigabytes."""
     with stream_on(running, "unread") as stream:
         stream.create(b"x" * 200_000)
-        before = memory_mb(running)
+        before, cut = memory_mb(running), samples(running)["headwater_slow_readers_total"] + 1
         with connect(running) as connection:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             send_what_fits(connection, encode("GET", stream.path) * 5000, 2)
             assert memory_mb(running) - before < 30
             # Another client is served at the same time.
             assert stream.head().status_code == 200
-            # New requests do not extend the time that a client has to read: it is disconnected.
-            cut = samples(running)["headwater_slow_readers_total"] + 1
 
+            # New requests do not extend the time that a client has to read: it is disconnected.
             def is_cut() -> bool:
                 send_what_fits(connection, encode("GET", stream.path) * 10, 0.1)
                 return samples(running)["headwater_slow_readers_total"] == cut
@@ -81,8 +86,9 @@ def test_large_bodies_pipelined_after_a_long_poll_are_not_all_read(running: Serv
         post = encode("POST", stream.path, headers=TEXT, body=b"x" * (6 * MIB))
         with connect(running) as connection:
             wait = encode("GET", f"{stream.path}?offset=now&live=long-poll")
-            sent = send_what_fits(connection, wait + post * 10, 1.5)
-            assert sent < 30 * MIB
+            most = socket_buffer_bytes() + 20 * MIB
+            sent = send_what_fits(connection, wait + post * (2 * most // len(post)), 1.5)
+            assert sent < most
             assert memory_mb(running) - before < 60
 
 
@@ -170,24 +176,17 @@ def test_fast_reader_of_much_data_does_not_delay_others(running: Server, live: b
         with connect(running) as connection, connect(running) as other:
             connection.send(encode("GET", stream.path + query) * (1 if live else 8))
             other.request("GET", "/healthz")
-            waits = []
-            received = 0
-            connection.socket.settimeout(0.001)
-            ends_at = time.monotonic() + 3
-            while received < 60 * MIB and time.monotonic() < ends_at:
+            received: list[int] = []
+            while sum(received) < 60 * MIB:
                 other.send(encode("GET", "/healthz"))
-                started = time.monotonic()
-                while True:
-                    with suppress(TimeoutError):
-                        received += len(connection.socket.recv(4 * MIB))
-                    other.socket.settimeout(0.0005)
-                    with suppress(TimeoutError):
-                        assert other.response().status == 200
-                        break
-                waits.append(time.monotonic() - started)
-            assert received >= 20 * MIB
-            # In turns of 256 KiB; generous, because the machine may be busy.
-            assert sorted(waits)[len(waits) // 2] < 0.1
+                received.append(0)
+                while other.socket not in (ready := select.select([connection.socket, other.socket], [], [], 60)[0]):
+                    assert ready, "neither reader gets anything"
+                    received[-1] += len(connection.socket.recv(256 * 1024))
+                assert other.response().status == 200
+            # The server writes in turns of 256 KiB, and the other request is answered after one of them. How long that
+            # takes depends on the machine; how much is sent meanwhile does not.
+            assert sorted(received)[len(received) // 2] < 8 * MIB, received
 
 
 def test_a_large_event_is_not_held_by_readers_that_do_not_read(running: Server) -> None:

@@ -69,12 +69,12 @@ def test_running_query_follows_new_deleted_and_recreated_streams(streams: Stream
 
 
 def test_a_message_is_noticed_while_a_query_waits(streams: Streams, family: str) -> None:
-    query = Query(streams, prefix=family, idleWait="30000")
+    query = Query(streams, prefix=family, idleWait="120000")
     query.batch()
     streams.append(f"{family}0001", ["now"])
     began = time.monotonic()
     assert query.batches_until(1) == ['"now"']
-    assert time.monotonic() - began < 15, "the change ended the wait"
+    assert time.monotonic() - began < 60, "the change ended the wait"
 
 
 def test_a_limit_leaves_the_rest_for_later_batches(streams: Streams, family: str) -> None:
