@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
-from tests.storage.acid.driver import Driver, messages_of, open_acid, save_all
+from tests.storage.acid.driver import MIB, Driver, messages_of, open_acid, save_all
 from tests.waiting import wait_until
 
 
@@ -28,3 +29,25 @@ def test_segment_begun_during_a_checkpoint_is_read_by_the_next_one(tmp_path: Pat
         save_all(store)
         assert store.refusal() is None
         assert messages_of(store, stream) == [b"first", b"second"]
+
+
+def test_checkpoint_of_a_large_append_reads_it_once_and_does_not_copy_it(tmp_path: Path) -> None:
+    """A copy of 60 MiB in one call holds the interpreter, and so delays all clients, for 50 ms."""
+    message = bytes(range(256)) * (16 * MIB // 256)
+    with closing(open_acid(tmp_path, 1, save_after_s=1e6, hot_tail_bytes=64 * MIB)) as store:
+        driver = Driver([store])
+        driver.recover(store)
+        stream = driver.create("stream")
+        driver.append(stream, [message])
+        driver.commit()
+        tracemalloc.start()
+        try:
+            save_all(store)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < len(message) + 2 * MIB
+    with closing(open_acid(tmp_path, 1)) as store:
+        catalog = Driver([store])
+        catalog.recover(store)
+        assert messages_of(store, catalog.catalog.by_name["stream"]) == [message]

@@ -203,14 +203,17 @@ class Applier:
         size = sum(len(record.payload) for record in touched.added)
         earlier = self._take_small_pieces(stream_id, *touched.start, size)
         index, position = (earlier[-1].start_index, earlier[-1].position) if earlier else touched.start
-        writer = PieceWriter(stream_id, index, position)
+
+        def put(key: bytes, value: bytes) -> None:
+            if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
+                raise CorruptError(f"{self._path}: stream {touched.stream.name!r} already has bytes after its end.")
+
+        writer = PieceWriter(stream_id, index, position, put)
         for piece in reversed(earlier):
             writer.add_piece(piece.ends, piece.times, piece.body)
         for record in touched.added:
             writer.add(record.payload, record.lengths, record.at_ms)
-        for key, value in writer.finish():
-            if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
-                raise CorruptError(f"{self._path}: stream {touched.stream.name!r} already has bytes after its end.")
+        writer.finish()
 
     def _take_small_pieces(self, stream_id: int, index: int, position: int, size: int) -> list[_JoinedPiece]:
         """Delete and return the pieces before the new bytes that are no larger than these, the newest first.

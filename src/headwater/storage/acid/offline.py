@@ -195,7 +195,7 @@ class AcidSource:
             elif isinstance(record, Image) and record.id not in streams:
                 streams[record.id] = StreamData(record.message_index, record.byte_position)
             if isinstance(record, Create | Append) and record.payload:
-                streams[record.id].growing_tail().extend(record.payload, record.lengths, record.at_ms)
+                streams[record.id].growing_tail().extend(bytes(record.payload), record.lengths, record.at_ms)
         for stream_id in removed:
             if stream_id in streams and self._shards[shard_by_stream[stream_id]].ledger.lsn < lsn:
                 del streams[stream_id]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from headwater.core.checksum import crc32
@@ -106,18 +106,21 @@ def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
 
 
 class PieceWriter:
-    """Splits new bytes of a stream into pieces, joining small appends into one piece."""
+    """Splits new bytes of a stream into pieces, joining small appends into one piece.
 
-    __slots__ = ("_body", "_ends", "_id", "_index", "_position", "_sealed", "_times")
+    Each piece is passed on with its key when it is complete, so that a large append is not in memory a second time.
+    """
 
-    def __init__(self, stream_id: int, index: int, position: int) -> None:
+    __slots__ = ("_body", "_ends", "_id", "_index", "_position", "_put", "_times")
+
+    def __init__(self, stream_id: int, index: int, position: int, put: Callable[[bytes, bytes], None]) -> None:
+        self._put = put
         self._id = stream_id
         self._index = index
         self._position = position
         self._body = bytearray()
         self._ends: array[int] = array("I")
         self._times = TimeTable()
-        self._sealed: list[tuple[bytes, bytes]] = []
 
     def add_piece(self, ends: Sequence[int], times: Iterable[TimeRun], body: bytes) -> None:
         """Add an earlier piece: bytes, and where messages end in them. The last message may end in a later piece."""
@@ -130,7 +133,7 @@ class PieceWriter:
             number += messages
         self._fill(body[at:])
 
-    def add(self, payload: bytes, lengths: Sequence[int], at_ms: int) -> None:
+    def add(self, payload: bytes | memoryview, lengths: Sequence[int], at_ms: int) -> None:
         if len(self._body) + len(payload) <= PIECE_BYTES:
             end = len(self._body)
             self._body += payload
@@ -146,12 +149,10 @@ class PieceWriter:
             self._end_message(at_ms)
             at += length
 
-    def finish(self) -> Iterator[tuple[bytes, bytes]]:
-        """The keys and values of all pieces, in order."""
+    def finish(self) -> None:
+        """Pass on the last piece."""
         if self._body:
             self._seal()
-        sealed, self._sealed = self._sealed, []
-        return iter(sealed)
 
     def _end_message(self, at_ms: int) -> None:
         self._ends.append(len(self._body))
@@ -167,7 +168,7 @@ class PieceWriter:
 
     def _seal(self) -> None:
         key = KEY.pack(self._id, self._position)
-        self._sealed.append((key, encode_piece(key, self._index, self._ends, self._times, self._body)))
+        self._put(key, encode_piece(key, self._index, self._ends, self._times, self._body))
         self._index += len(self._ends)
         self._position += len(self._body)
         self._body.clear()

@@ -517,7 +517,7 @@ def pending_in_journal(reader: JournalReader, last_lsn: int, after_lsn: int) -> 
         if frame.number + frame.entries > after_lsn + 1:
             for logged in read_batch(frame):
                 if logged.lsn > after_lsn:
-                    yield PendingRecord(logged.lsn, logged.record, logged.removed)
+                    yield PendingRecord(logged.lsn, logged.borrowed_record, logged.removed)
 
 
 def _rounds(pending: Iterable[PendingRecord]) -> Iterator[list[PendingRecord]]:

@@ -52,10 +52,14 @@ class Logged(NamedTuple):
 
     @property
     def record(self) -> Record:
-        if len(self.encoded) >= LARGE_BYTES:
-            return decode_large(self.encoded)
+        """The record with its own copy of the payload. Only while nothing is served: a large copy takes long."""
         record: Record = decode_record(self.encoded)
         return record
+
+    @property
+    def borrowed_record(self) -> Record:
+        """The same without a long copy: a large payload is a view of the frame."""
+        return decode_large(self.encoded) if len(self.encoded) >= LARGE_BYTES else self.record
 
 
 def seal(buffer: bytearray, salt: int, number: int, count: int, rest: Sequence[Bytes] = ()) -> None:

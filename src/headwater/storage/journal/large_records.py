@@ -1,12 +1,12 @@
-"""Encode records with large payloads without a copy of the payload, and decode them without one long copy.
+"""Encode and decode records with large payloads without a copy of the payload.
 
 A copy of many megabytes in one call holds the interpreter lock, and so blocks the event loop, regardless of the
-thread. The encoding is the same as that of other records.
+thread. A copy in short calls does not help: the buffer grows, and where it cannot grow in place, one of these calls
+copies everything before it. The encoding is the same as that of other records.
 """
 
 from __future__ import annotations
 
-import io
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,8 +15,6 @@ from headwater.core.records import Append, Create, Record, decode_record, encode
 
 LARGE_BYTES: Final = 1024 * 1024
 """Payloads of at least this size are large."""
-COPY_BYTES: Final = 512 * 1024
-"""Bytes that are copied in one call."""
 
 _BIN_32: Final = b"\xc6"
 _BIN_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
@@ -46,13 +44,16 @@ def encode_large(record: Append | Create) -> EncodedParts:
 
 
 def decode_large(encoded: memoryview) -> Record:
-    """Decode a record whose encoding is large, because of its payload or of something else."""
+    """Decode a record whose encoding is large, because of its payload or of something else.
+
+    A large payload is a view of `encoded`, which stays in memory as long as the record.
+    """
     before, element, after = _split(encoded)
     if len(element) < LARGE_BYTES:
         record: Record = decode_record(encoded)
         return record
     record = decode_record(before + _EMPTY + after)
-    return msgspec.structs.replace(record, payload=_copy(element[_BIN_BYTES[element[0]] :]))
+    return msgspec.structs.replace(record, payload=element[_BIN_BYTES[element[0]] :])
 
 
 def _split(encoded: bytes | memoryview) -> tuple[bytes, memoryview, bytes]:
@@ -65,10 +66,3 @@ def _split(encoded: bytes | memoryview) -> tuple[bytes, memoryview, bytes]:
     end = len(view) - sum(map(len, elements[number + 1 :]))
     start = end - len(elements[number])
     return bytes(view[:start]), view[start:end], bytes(view[end:])
-
-
-def _copy(data: memoryview) -> bytes:
-    copied = io.BytesIO()
-    for at in range(0, len(data), COPY_BYTES):
-        copied.write(data[at : at + COPY_BYTES])
-    return copied.getvalue()

@@ -207,7 +207,7 @@ def _from_journal(
         for logged in read_batch(frame):
             if not context.manifest.lsn < logged.lsn <= lsn_by_stream.get(logged.stream_id, 0):
                 continue
-            record = logged.record
+            record = logged.borrowed_record
             assert not isinstance(record, Document)
             if isinstance(record, Delete):
                 if logged.lsn <= lsn:
