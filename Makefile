@@ -115,7 +115,8 @@ soak: $(VENV)/.dev ## Run mixed load for MINUTES=60 and check that memory, descr
 
 .PHONY: setup
 setup: $(VENV)/.dev $(VENV)/.stack $(VENV)/.docs $(NPM_DIR)/node_modules/.installed $(EXAMPLES_NPM)/.installed ## Install everything that the tests need
-	@scripts/need-commands curl git chromium strace java=openjdk-17-jre-headless
+	@scripts/need-commands curl git strace java=openjdk-17-jre-headless
+	@scripts/need-commands chromium-headless-shell || { command -v chromium >/dev/null && echo "using chromium instead, which takes more time"; }
 
 .PHONY: lock
 lock: $(VENV)/.dev ## Regenerate the lock files in requirements/

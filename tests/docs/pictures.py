@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
 import struct
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import httpx
 import psycopg
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.browser import MISSING, find_chromium
 from tests.docs.markdown import REPOSITORY
 from tests.examples.running import running_example
 from tests.pipeline.syncing import syncing
@@ -328,9 +328,9 @@ def size_of(picture: bytes) -> tuple[int, int]:
 
 
 def main() -> None:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    found = find_chromium()
     if found is None:
-        raise SystemExit("Chromium, which takes the images, is missing; on Debian: apt-get install chromium")
+        raise SystemExit(MISSING)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
         directory, *only = sys.argv[1:]

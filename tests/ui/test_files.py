@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def test_package_contains_the_files(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=REPOSITORY,
+        env={**os.environ, "HEADWATER_BUILD": "pure"},
         capture_output=True,
         text=True,
         timeout=60,

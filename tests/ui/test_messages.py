@@ -52,6 +52,8 @@ def test_counts_and_rows_agree_in_every_frame(ui: Pages, http: httpx.Client) -> 
     ui.page.evaluate(WATCH)
     for n in range(1, 40):
         post(http, "read/agree", [{"n": n}])
+        if n % 10 == 0:
+            ui.page.wait_for_function("n => window.frames_seen.at(-1)[2] > n", arg=n - 10)
     ui.loaded(40)
     seen = ui.page.evaluate("window.frames_seen")
     assert len({row for _, _, row in seen}) > 2, "the page was watched while messages arrived"
