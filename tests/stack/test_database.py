@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -39,6 +42,20 @@ def test_postgres_starts_ready_for_logical_replication_and_continues_after_a_sto
         running.start()
         with psycopg.connect(running.url) as connection:
             assert connection.execute("SELECT array_agg(n ORDER BY n) FROM kept").fetchone() == ([1, 2],)
+
+
+def test_postgres_starts_again_although_a_backend_outlives_its_crash_for_a_moment() -> None:
+    with database() as running:
+        with closing(psycopg.connect(running.url)) as connection:
+            backend = psutil.Process(connection.info.backend_pid)
+            backend.suspend()
+            resuming = threading.Timer(1.0, backend.resume)
+            resuming.start()
+            running.kill()
+            running.start()
+            resuming.join()
+        with psycopg.connect(running.url) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_connections_without_the_password_are_refused() -> None:

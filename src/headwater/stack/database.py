@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+import psutil
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from headwater.operating_system import die_with_parent
 from headwater.stack import roles
+from headwater.stack.processes import ProcessIdentity, identity_of
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -335,7 +337,15 @@ def _free_port() -> int:
 
 
 def _kill_postmaster(process: subprocess.Popen[bytes]) -> None:
-    """Kill the postmaster. Its backends are in other sessions and exit when they see it die."""
+    """Kill the postmaster, and wait for its backends, which are in other sessions and exit when they see it die.
+
+    Before that, Postgres does not start again on the same data.
+    """
+    backends: list[ProcessIdentity] = []
     if process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            backends = [identity_of(each.pid) for each in psutil.Process(process.pid).children(recursive=True)]
         process.kill()
     process.wait(STOP_TIMEOUT_S)
+    for backend in backends:
+        backend.wait(STOP_TIMEOUT_S)
