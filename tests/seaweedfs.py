@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sysconfig
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 BUCKET = "headwater"
@@ -28,7 +28,7 @@ class SeaweedFs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
-        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._ports = {name: free_port() for name in _PORTS}
         self._config = directory / "s3.json"
         credentials = [{"accessKey": _KEY, "secretKey": _SECRET}]
         identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
@@ -97,14 +97,6 @@ class SeaweedFs:
         except exceptions.BaseError:
             return False
         return True
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as sockets:
-        found = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
 
 
 @contextmanager

@@ -153,7 +153,8 @@ def serve(
     """Start a server with the given DS_… variables; wait until it listens; stop it on exit.
 
     `directory` is its working directory (a temporary one by default): pass the same one twice to start a
-    second server on the data of the first. `program` is the module that runs it, with arguments, for tests that
+    second server on the data of the first. If that must have the port of the first, both get one of `tests.ports`: the
+    system could give another one away in between. `program` is the module that runs it, with arguments, for tests that
     change or measure the server; `command` is what executes it, like `prlimit`. With `moving_time` the test can
     move the clock of the server (`tests/moving_time.py`).
     """

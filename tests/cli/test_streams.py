@@ -23,6 +23,7 @@ from bench.servers import official_node
 
 from headwater.cli import main
 from headwater.cli.reading import since_time
+from tests.ports import free_port
 from tests.serving import Server, serve, server_environment
 from tests.waiting import wait_until
 
@@ -325,7 +326,7 @@ def test_tail_follows_until_the_stream_is_closed(any_shell: Shell, live: str) ->
     shell.ok("append", name, '"first"', '"second"')
     assert [following.stdout.readline() for _ in range(2)] == [b'"first"\n', b'"second"\n']
     shell.ok("append", name, '"last"', "--close")
-    rest, said = following.communicate(timeout=30)
+    rest, said = following.communicate(timeout=60)
     assert rest == b'"last"\n'
     assert following.returncode == 0, said
 
@@ -344,7 +345,7 @@ def test_tail_follows_several_streams_over_one_connection_until_all_are_closed(s
     shell.ok("append", "several/text", "two\nlines", "--close")
     shell.ok("close", "several/json")
     shell.ok("close", "several/bytes")
-    rest, said = following.communicate(timeout=30)
+    rest, said = following.communicate(timeout=60)
     assert json.loads(rest)["message"].startswith("two\nlines")
     assert following.returncode == 0, said
 
@@ -360,7 +361,7 @@ def test_tail_of_a_prefix_includes_streams_that_are_created_later(shell: Shell) 
     assert [json.loads(following.stdout.readline())["message"] for _ in range(2)] == [1, 2]
     shell.ok("create", "below/new")
     shell.ok("append", "below/new", "3")
-    rest, said = following.communicate(timeout=30)
+    rest, said = following.communicate(timeout=60)
     assert rest == b'{"stream":"below/new","message":3}\n'
     assert following.returncode == 0, said
 
@@ -385,20 +386,20 @@ def test_ctrl_c_ends_a_tail_with_130_and_no_traceback(shell: Shell) -> None:
     assert following.stdout is not None
     assert following.stdout.readline() == b"1\n"
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=30)
+    _, said = following.communicate(timeout=60)
     assert following.returncode == 130
     assert b"Traceback" not in said
 
 
 def test_tail_survives_a_restart_of_the_server(tmp_path: Path) -> None:
-    with serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as first:
+    port = free_port()
+    with serve(directory=tmp_path, port=port, DS_STORAGE__MODE="file-durable") as first:
         shell = Shell(first.url, tmp_path)
         shell.ok("create", "tailed/restart")
         shell.ok("append", "tailed/restart", "1")
         following = shell.start("tail", "tailed/restart", "--from", "-1")
         assert following.stdout is not None
         assert following.stdout.readline() == b"1\n"
-        port = first.port
         first.kill()
     with serve(directory=tmp_path, port=port, DS_STORAGE__MODE="file-durable"):
         shell.ok("append", "tailed/restart", "2", "--close")
@@ -419,7 +420,7 @@ def test_slow_input_is_appended_as_it_arrives(shell: Shell, ours: Server) -> Non
             lambda found: found == list(range(number + 1)),  # noqa: B023 - used within this round
             what="a line waits for no other",
         )
-    writing.communicate(timeout=30)
+    writing.communicate(timeout=60)
     assert writing.returncode == 0
 
 
@@ -576,7 +577,7 @@ def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
         env=server_environment(_HEADWATER_COMPLETE="complete_bash", COMP_WORDS="headwater cl", COMP_CWORD="1"),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert done.stdout.split() == ["close", "cluster"]
 

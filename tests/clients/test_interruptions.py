@@ -15,6 +15,7 @@ import pytest
 
 from tests.ai.app import serving
 from tests.client.proxies import CutNetwork, running
+from tests.ports import free_port
 from tests.serving import Server, serve
 from tests.vitest_run import check_vitest
 
@@ -28,7 +29,7 @@ class Doomed:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
         self._stack = stack
-        self.server = self._start(0)
+        self.server = self._start(free_port())
 
     def _start(self, port: int) -> Server:
         running_server = serve(

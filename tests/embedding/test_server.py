@@ -16,6 +16,7 @@ import uvloop
 from headwater import AsyncStream, Server
 from headwater.config import ConfigError
 from headwater.testing import running_server
+from tests.ports import free_port
 from tests.serving import server_environment
 
 Runner = Callable[[Awaitable[None]], None]
@@ -67,8 +68,8 @@ def test_a_server_in_memory_says_nothing_about_command_line_options(caplog: pyte
 
 def test_the_address_is_free_after_the_server_is_stopped() -> None:
     async def program() -> None:
-        async with Server() as first:
-            port = int(first.url.rsplit(":", 1)[1])
+        port = free_port()
+        async with Server(port=port) as first:
             with pytest.raises(OSError, match="in use"):
                 await Server(port=port).start()
         async with Server(port=port) as second:
@@ -119,7 +120,7 @@ def test_the_fixtures_of_headwater_testing(tmp_path: Path) -> None:
         env=server_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout

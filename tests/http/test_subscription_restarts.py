@@ -25,6 +25,7 @@ from tests.http.subscribing import (
     wake_events,
 )
 from tests.http.webhook_receiver import DONE, Reply, receive
+from tests.ports import free_port
 from tests.serving import Server, serve
 from tests.waiting import wait_until
 
@@ -36,13 +37,13 @@ def server_on(directory: Path, mode: str, port: int = 0) -> Iterator[tuple[Serve
     with (
         serve(
             directory=directory,
-            port=port,
+            port=port or free_port(),
             DS_STORAGE__MODE=mode,
             DS_STORAGE__ACID_SHARD_COUNT="2",
             DS_STORAGE__ACID_MAP_BYTES="67108864",
             DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",
         ) as server,
-        httpx.Client(base_url=server.url, timeout=10) as http,
+        httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         yield server, http
 
@@ -214,7 +215,7 @@ class Writer(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=5) as http:
+        with httpx.Client(base_url=self._url, timeout=60) as http:
             try:
                 for name in self._names:
                     http.put(f"/v1/stream/{name}", headers={"Content-Type": "text/plain"})

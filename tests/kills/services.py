@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.stack.database import LocalPostgres, LocalPostgresError
+from tests.ports import free_port
 from tests.postgres.databases import database
 from tests.serving import Server, serve
 from tests.spark.session import worker_environment
@@ -37,7 +38,7 @@ class Services:
         self._directory = directory
         self._running: AbstractContextManager[Server] | None = None
         self._server: Server | None = None
-        self._port = 0
+        self._port = free_port()
         self._kept_data = postgres.directory / "kept-data"
         self.postgres = postgres
         self._start_server()
@@ -86,7 +87,6 @@ class Services:
     def _start_server(self) -> None:
         self._running = serve(directory=self._directory, port=self._port, **SERVER_SETTINGS)
         self._server = self._running.__enter__()
-        self._port = self._server.port
 
     def _start_postgres(self) -> None:
         """Start Postgres. After a kill it does not start until its last process has released the shared memory."""

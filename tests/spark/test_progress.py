@@ -17,6 +17,7 @@ from headwater.spark.progress import Flow, ProgressMetrics, ProgressStream, lags
 from headwater.spark.query_errors import error_sentence
 from headwater.spark.status import StatusStream
 from tests.offsets import offset_of
+from tests.ports import free_port
 from tests.serving import serve
 from tests.spark.querying import follow, run, wait_until
 from tests.spark.streams import Streams
@@ -121,8 +122,8 @@ def test_states_are_published_rarely_and_the_last_is_never_missed(
 
 def test_states_wait_for_an_unavailable_server(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": "data"}
-    with httpx.Client(timeout=30.0) as http:
-        with serve(directory=tmp_path, **settings) as server:
+    with httpx.Client(timeout=60) as http:
+        with serve(directory=tmp_path, port=free_port(), **settings) as server:
             streams = Streams(f"{server.url}/v1/stream", http)
             status = StatusStream(streams.root, interval_s=0.0)
             status.publish("query", "one", {"batch": 1})
