@@ -35,7 +35,7 @@ def bucket_in(worker: int, workers: int) -> str:
 
 
 def _client(server: Server) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=30)
+    return httpx.Client(base_url=server.url, timeout=60)
 
 
 def _ok(response: httpx.Response, status: int) -> httpx.Response:
@@ -205,7 +205,7 @@ def test_end_of_a_claim_is_shown_after_the_workers_of_its_fenced_streams_have_st
                 released.result(timeout=0.5)
             assert wake_count(separate, wakes) == 1
             other.resume()
-            _ok(released.result(timeout=30), 204)
+            _ok(released.result(timeout=60), 204)
         other.kill()
         wait_for_restart(server, {other.pid}, 2)
         with _client(server) as later:

@@ -201,7 +201,7 @@ def test_long_polls_find_what_was_acknowledged_and_survive_the_owner(tmp_path: P
         ExitStack() as opened,
     ):
         writer.put(f"/v1/stream/{name}", headers=TEXT).raise_for_status()
-        readers = [opened.enter_context(httpx.Client(base_url=server.url, timeout=30)) for _ in range(6)]
+        readers = [opened.enter_context(httpx.Client(base_url=server.url, timeout=60)) for _ in range(6)]
         offset = "-1"
         for number in range(10):
             writer.post(f"/v1/stream/{name}", headers=TEXT, content=b"%d" % number).raise_for_status()
@@ -211,7 +211,7 @@ def test_long_polls_find_what_was_acknowledged_and_survive_the_owner(tmp_path: P
         owner = processes(server)[1]
         os.kill(owner.pid, signal.SIGKILL)
         wait_for_restart(server, {owner.pid}, 2)
-        with httpx.Client(base_url=server.url, timeout=30) as again:
+        with httpx.Client(base_url=server.url, timeout=60) as again:
             again.post(f"/v1/stream/{name}", headers=TEXT, content=b"after").raise_for_status()
         for reader in readers:
             # A connection of the killed worker is closed.

@@ -38,7 +38,7 @@ def _text(client: httpx.Client, name: str) -> str:
 
 
 def _client(server: Server) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=30)
+    return httpx.Client(base_url=server.url, timeout=60)
 
 
 def _refused(directory: Path, workers: str, reason: str) -> None:
@@ -166,7 +166,7 @@ def test_pending_work_survives_the_restart_of_the_worker_that_owns_its_stream(tm
 def test_streams_of_other_workers_are_served_while_one_is_stopped(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "DS_SERVER__WORKERS": "2",
-        "DS_SERVER__WORKER_TIMEOUT_SECS": "2",
+        "DS_SERVER__WORKER_TIMEOUT_SECS": "5",
         "DS_SERVER__WORKER_WAIT_SECS": "0.2",
     }
     with serve(directory=tmp_path, **settings, **DURABLE) as server:
@@ -177,7 +177,7 @@ def test_streams_of_other_workers_are_served_while_one_is_stopped(tmp_path: Path
         before = {process.pid for process in processes(server)}
         first, second = processes(server)
         second.suspend()
-        server.wait_for_log("did not answer for 2 s and is killed")
+        server.wait_for_log("did not answer for 5 s and is killed")
         with _client(server) as client:
             assert _text(client, mine) == "here"
             wait_for_restart(server, {second.pid}, 2)
@@ -250,10 +250,10 @@ def test_metrics_and_readiness_do_not_wait_for_a_stopped_worker(tmp_path: Path) 
 def test_death_of_a_worker_ends_a_server_in_memory() -> None:
     with serve(DS_SERVER__WORKERS="2") as server:
         processes(server)[1].kill()
-        assert server.process.wait(timeout=30) == 1
+        assert server.process.wait(timeout=60) == 1
         message = "died, and with it its streams, because storage mode is memory"
         wait_until(lambda: message in server.log(), what="the reason is logged")
-        assert "worker 1" in server.log()
+        server.wait_for_log("worker 1")
 
 
 def test_number_of_workers_can_change_at_every_start(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ TEXT = {"Content-Type": "text/plain"}
 BUSY = {429, 503, 507}
 """Errors of a failing server. The rejected request may have reached the disk, so its outcome is unknown."""
 PAUSE_S = 0.002
-GIVE_UP_S = 30.0
+GIVE_UP_S = 120.0
 
 
 class Fleet:

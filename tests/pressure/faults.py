@@ -183,44 +183,45 @@ def refuses_some_appends() -> None:
     Engine.append = busy  # type: ignore[method-assign]
 
 
-SLOW = Path("slow")
-"""Syncs are slow while this file exists, so that a start and a stop take no longer than usual."""
-JOURNAL_SYNC_S = 0.4
-CHECKPOINT_SYNC_S = 3.0
-CHECKPOINT_SYNCED = "a sync of a checkpoint took 3 s"
+HOLD = Path("hold")
+"""The syncs of checkpoints wait while this file exists, so that a start and a stop take no longer than usual."""
+CHECKPOINT_WAITS = "a sync of a checkpoint waits"
+JOURNAL_SYNCS = Path("journal-syncs")
+"""A file with a byte for each sync of the journal."""
 
 
-def syncs_slowly(disk: AbstractContextManager[object] = nullcontext()) -> None:  # noqa: B008
-    """A sync of the journal takes 0.4 s, and each sync of a checkpoint 3 s."""
+def holds_checkpoints(disk: AbstractContextManager[object] = nullcontext()) -> None:  # noqa: B008
+    """The syncs of checkpoints wait for the test, and those of the journal are counted."""
     sync_data, writing = Linux.sync_data, environment.writing
 
-    def checkpoint_synced() -> None:
-        if SLOW.exists():
-            with disk:
-                time.sleep(CHECKPOINT_SYNC_S)
-            logging.getLogger(__name__).warning(CHECKPOINT_SYNCED)
+    def sync_checkpoint() -> None:
+        with disk:
+            if HOLD.exists():
+                logging.getLogger(__name__).warning(CHECKPOINT_WAITS)
+            while HOLD.exists():
+                time.sleep(0.01)
 
-    def slow_sync(self: Linux, descriptor: int) -> None:
+    def counting_sync(self: Linux, descriptor: int) -> None:
         if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".log":
-            with disk:
-                time.sleep(JOURNAL_SYNC_S if SLOW.exists() else 0)
+            with disk, JOURNAL_SYNCS.open("ab") as counted:
+                counted.write(b".")
         else:
-            checkpoint_synced()
+            sync_checkpoint()
         sync_data(self, descriptor)
 
     @contextmanager
-    def slow_writing(path: Path) -> Iterator[None]:
+    def held_writing(path: Path) -> Iterator[None]:
         with writing(path):
             yield
-        checkpoint_synced()
+        sync_checkpoint()
 
-    Linux.sync_data = slow_sync  # type: ignore[method-assign]
-    setattr(shard, "writing", slow_writing)  # noqa: B010
+    Linux.sync_data = counting_sync  # type: ignore[method-assign]
+    setattr(shard, "writing", held_writing)  # noqa: B010
 
 
 def syncs_one_file_at_a_time() -> None:
     """The same, and a sync of the journal waits while a checkpoint is synced."""
-    syncs_slowly(threading.Lock())
+    holds_checkpoints(threading.Lock())
 
 
 FAULTS: dict[str, Callable[[], None]] = {
@@ -233,7 +234,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "stalls_on_heads": stalls_on_heads,
     "buffers_for_silent_readers": buffers_for_silent_readers,
     "refuses_some_appends": refuses_some_appends,
-    "syncs_slowly": syncs_slowly,
+    "holds_checkpoints": holds_checkpoints,
     "syncs_one_file_at_a_time": syncs_one_file_at_a_time,
 }
 

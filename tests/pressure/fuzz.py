@@ -37,7 +37,7 @@ PATIENCE_BEATS = 2_000
 server for a busy machine."""
 LANES = 16
 WAKE_EVERY_S = (0.002, 0.03)
-SETTLE_S = 20.0
+SETTLE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def read_by_h11(data: bytes) -> int:
 
 def read_by_server(port: int, data: bytes) -> int:
     """How many requests the server responds to, not counting a response with `close`."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         replies = Replies()

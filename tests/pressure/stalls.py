@@ -75,6 +75,7 @@ def wall_of(operation: Operation, share: float, program: tuple[str, ...] = ("hea
         "worst_ms": round(found["worst_ms"], 1),
         "worst_waited_ms": round(found["worst_waited_ms"], 1),
         "worst_stolen_ms": round(found["worst_stolen_ms"], 1),
+        "worst_own_ms": round(found["worst_own_ms"], 1),
         "p99_ms": round(found["p99_ms"], 1),
         "probes": int(found["probes"]),
         "quiet_worst_ms": round(before["worst_ms"], 1),
