@@ -13,7 +13,8 @@ from collections.abc import Generator, Iterator
 import pytest
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
+"""A limit for a busy machine: a page alone takes seconds of CPU time."""
 
 FLAGS = (
     "--no-sandbox",

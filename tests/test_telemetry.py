@@ -37,7 +37,7 @@ def printed(filter_text: str, style: str, statements: str) -> list[str]:
         f"set_up_logging(LogFilter.parse({filter_text!r}), {style!r})\n{statements}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=server_environment(), capture_output=True, timeout=30, text=True
+        [sys.executable, "-c", program], env=server_environment(), capture_output=True, timeout=60, text=True
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""

@@ -188,7 +188,7 @@ def test_a_silent_generation_renews_its_lease_and_ends_when_another_writer_takes
     async def generate() -> None:
         closed = asyncio.Event()
         async with AsyncStream(server.stream_url(f"answers/{chat_id}")) as stream:
-            generation = Generation(silent(closed), stream, lease_s=3)
+            generation = Generation(silent(closed), stream, lease_s=6)
             await generation.start()
             before = (await stream.lease()).expires_in_s
             while (left := (await stream.lease()).expires_in_s) <= before:

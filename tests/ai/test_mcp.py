@@ -90,7 +90,7 @@ async def mcp_client(url: str, prefix: str) -> AsyncIterator[httpx.AsyncClient]:
             task = asyncio.create_task(serving.serve())
             while not serving.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
                 yield http
             serving.should_exit = True
             await task

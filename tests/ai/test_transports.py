@@ -21,4 +21,4 @@ def test_the_official_transports_work_with_python() -> None:
     ):
         streams = f"{server.url}/v1/stream"
         environment = {"AI_TEST_APP": app, "AI_TEST_DOOMED_APP": doomed, "AI_TEST_STREAMS": streams}
-        check_vitest(TRANSPORT_TESTS, EXPECTED, server, env=environment, timeout_secs=100)
+        check_vitest(TRANSPORT_TESTS, EXPECTED, server, env=environment, timeout_secs=280)

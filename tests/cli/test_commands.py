@@ -115,7 +115,7 @@ def test_config_show_does_not_import_the_server(tmp_path: Path) -> None:
         env=server_environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert done.stderr == "[]\n"
 

@@ -44,7 +44,7 @@ afterEach(() => {
 // Appends in flight together go out as one batch, in order.
 const write = (stream, ...events) => Promise.all(events.map((event) => stream.append(JSON.stringify(event))))
 const rows = (collection) => Object.fromEntries(collection.toArray.map((row) => [row.id ?? row.path, row]))
-const eventually = (check) => vi.waitFor(check, { timeout: 10_000, interval: 20 })
+const eventually = (check) => vi.waitFor(check, { timeout: 50_000, interval: 20 })
 
 describe("a database over a stream", () => {
   test("preload folds what is there", async () => {

@@ -17,4 +17,4 @@ def test_streamdb_works() -> None:
         DS_REGISTRY__ENABLED="true",
         DS_EXPIRY__SWEEP_INTERVAL_SECS="0.1",
     ) as server:
-        check_vitest(STREAMDB_TESTS, EXPECTED, server, env={"STREAMDB_TEST_URL": server.url}, timeout_secs=100)
+        check_vitest(STREAMDB_TESTS, EXPECTED, server, env={"STREAMDB_TEST_URL": server.url}, timeout_secs=280)

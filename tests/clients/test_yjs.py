@@ -13,4 +13,4 @@ EXPECTED = 8
 
 def test_yjs_documents_work() -> None:
     with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="2", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="2") as server:
-        check_vitest(YJS_TESTS, EXPECTED, server, env={"YJS_TEST_URL": server.url}, timeout_secs=100)
+        check_vitest(YJS_TESTS, EXPECTED, server, env={"YJS_TEST_URL": server.url}, timeout_secs=280)

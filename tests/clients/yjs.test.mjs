@@ -14,7 +14,7 @@ let yjs
 const open = []
 let counter = 0
 const freshId = () => `doc-${process.pid}-${counter++}`
-const eventually = (check) => vi.waitFor(check, { timeout: 20_000, interval: 20 })
+const eventually = (check) => vi.waitFor(check, { timeout: 50_000, interval: 20 })
 
 beforeAll(async () => {
   yjs = new YjsServer({ dsServerUrl: base, compactionThreshold: 64 * 1024 })

@@ -23,7 +23,7 @@ from tests.serving import Server, serve
 SIZES_MIB = {"file-fast": 24, "file-durable": 24, "acid": 160}
 """`acid` keeps a reserve of 128 MiB; that of the file modes follows from the sizes set below."""
 RESERVES_MIB = {"file-fast": 3, "file-durable": 3, "acid": 128}
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 TEXT = {"Content-Type": "text/plain"}
 
 
@@ -31,7 +31,7 @@ class Stream:
     """A client of one stream that records which appends were acknowledged and which have an unknown outcome."""
 
     def __init__(self, server: Server) -> None:
-        self.http = httpx.Client(base_url=server.url, timeout=30.0)
+        self.http = httpx.Client(base_url=server.url, timeout=60)
         self.acknowledged = ""
         self.unknown: list[str] = []
         self.number = 0
@@ -100,7 +100,7 @@ def nearly_full(server: Server, stream: Stream, disk: Path, mode: str) -> None:
     assert stream.http.put("/v1/stream/another", headers=TEXT).status_code == 507
     assert stream.read() == stream.acknowledged
     assert stream.ready() == 503
-    assert "writes are refused" in server.log()
+    server.wait_for_log("writes are refused")
     empty(disk)
     until(lambda: stream.append() == 204, "appends are accepted again")
     assert stream.ready() == 200
@@ -120,7 +120,7 @@ def full_at_once(server: Server, stream: Stream, disk: Path) -> None:
 
 def mount(disk: Path, *options: str) -> None:
     command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "headwater-test", str(disk)]
-    subprocess.run(command, check=True, timeout=30)
+    subprocess.run(command, check=True, timeout=60)
 
 
 def settings_for(mode: str, disk: Path) -> dict[str, Any]:

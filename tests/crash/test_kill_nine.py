@@ -106,7 +106,13 @@ async def kill_repeatedly(server: KillableServer, workload: Workload, rounds: in
 
 
 async def run_rounds(
-    home: Path, mode: str, rounds: int, seed: int, fault: str | None = None, timeout_s: float = 30.0, extension: int = 1
+    home: Path,
+    mode: str,
+    rounds: int,
+    seed: int,
+    fault: str | None = None,
+    timeout_s: float = 120.0,
+    extension: int = 1,
 ) -> Workload:
     """Run the clients through `rounds` kills, or up to `extension` times as many until the run is meaningful."""
     rng = random.Random(seed)

@@ -176,7 +176,7 @@ def take_all(browser: Browser, directory: Path) -> None:
                     viewport={"width": VIEWPORT[0], "height": VIEWPORT[1]}, color_scheme=scheme, reduced_motion="reduce"
                 )
                 page = context.new_page()
-                page.set_default_timeout(20_000)
+                page.set_default_timeout(60_000)
                 prepare(page, server)
                 picture = smaller(page.screenshot(animations="disabled", caret="hide"))
                 if name == "moving":
@@ -254,7 +254,7 @@ def agents_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[
         yield process.stdout.readline().split()[2]
     finally:
         process.kill()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         if process.stdout is not None:
             process.stdout.close()
 

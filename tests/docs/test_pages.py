@@ -24,7 +24,7 @@ def tracked_files() -> list[Path]:
         cwd=REPOSITORY,
         capture_output=True,
         check=True,
-        timeout=30,
+        timeout=60,
     )
     found = [REPOSITORY / name.decode() for name in listed.stdout.split(b"\0") if name]
     assert len(found) > 20, "the repository's files could not be listed"
@@ -38,7 +38,7 @@ def test_the_generated_parts_match_the_code() -> None:
         env=server_environment(),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
 

@@ -46,7 +46,7 @@ def test_images_can_be_taken_again(tmp_path: Path, long: bool) -> None:
         env=server_environment(),
         capture_output=True,
         text=True,
-        timeout=1500 if long else 110,
+        timeout=1500 if long else 280,
     )
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}-{scheme}.png" for name in only for scheme in SCHEMES}

@@ -45,13 +45,13 @@ class Names:
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await work()
 
     asyncio.run(limited())
 
 
-async def call(caller: Webhooks, url: str, timeout_s: float = 5.0) -> Answer:
+async def call(caller: Webhooks, url: str, timeout_s: float = 60.0) -> Answer:
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     caller.call(url, lambda: BODY, timeout_s, answered.set_result)
     return await answered

@@ -44,7 +44,7 @@ def test_sources_and_sinks_work_in_a_declarative_pipeline(tmp_path: Path) -> Non
     spec.write_text(
         spec.read_text().replace("file:///tmp/headwater-declarative-pipeline", f"file://{tmp_path}/storage")
     )
-    with serve() as server, httpx.Client(timeout=30.0) as http:
+    with serve() as server, httpx.Client(timeout=60) as http:
         streams = Streams(f"{server.url}/v1/stream", http)
         orders = [{"id": 1, "customer": "ada", "amount": 10}, {"id": 2, "customer": "bob", "amount": 20}]
         streams.filled("orders", orders)

@@ -113,5 +113,5 @@ class Stream:
 def stream_on(server: Server, name: str, content_type: str = "text/plain") -> Iterator[Stream]:
     """A stream on the test's own server, not yet created."""
     # Without verification: loading certificates takes longer than the test, and this is plain HTTP.
-    with httpx.Client(base_url=server.url, timeout=30.0, verify=False) as http:
+    with httpx.Client(base_url=server.url, timeout=60, verify=False) as http:
         yield Stream(http, name, content_type)

@@ -350,7 +350,7 @@ def serve_from_disk(directory: Path, mode: str) -> Iterator[httpx.Client]:
             DS_STORAGE__HOT_TAIL_BYTES="400000",
             DS_STORAGE__SEGMENT_BYTES="400000",
         ) as server,
-        httpx.Client(base_url=server.url, timeout=30) as http,
+        httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         yield http
 

@@ -186,7 +186,8 @@ def test_100_000_streams_are_created_counted_and_listed_in_order(server: Server,
                 for _ in ids:
                     assert connection.response().status == 201
             seconds.append(cpu_s(server) - started_s)
-    assert sum(seconds[-3:]) < 3 * sum(seconds[:3]), seconds
+    # The least of several: what other programs take from the machine is not in all of them.
+    assert min(seconds[-3:]) < 3 * min(seconds[:3]), seconds
     started_s = cpu_s(server)
     for _ in range(50):
         assert bucket.count() == count

@@ -11,8 +11,9 @@ import pytest
 
 from headwater.http.parser import BULK_AHEAD, BULK_MIN_BYTES, BULK_STEP_BYTES
 from tests.http.raw import RawConnection, encode
-from tests.http.watching import wait_for_sample
+from tests.http.watching import samples, wait_for_sample
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 
@@ -76,11 +77,13 @@ def test_a_body_may_pause_anywhere(large: Server, first: int) -> None:
 
 
 def test_incomplete_body_is_refused_and_its_memory_is_freed() -> None:
-    with serve(DS_SERVER__READ_TIMEOUT_SECS="1") as server:
+    with serve(moving_time=True, DS_SERVER__READ_TIMEOUT_SECS="1000") as server:
         with RawConnection(server) as connection:
             connection.request("PUT", "/v1/stream/stopped", headers=TEXT)
             sent = encode("POST", "/v1/stream/stopped", headers=TEXT, body=bytes(5_000_000))[:1_000_000]
             connection.send(sent)
+            wait_until(lambda: samples(server)["headwater_request_body_bytes"] > 0, what="the body")
+            server.pass_time(1001)
             assert connection.response().status == 408
             with suppress(OSError):
                 # What still arrives of it is discarded until the connection is closed.
@@ -90,7 +93,6 @@ def test_incomplete_body_is_refused_and_its_memory_is_freed() -> None:
                 connection.send(sent)  # And the client goes away in the middle.
         wait_for_sample(server, "request_body_bytes", 0)
         with RawConnection(server) as connection:
-            # At once, because this server does not wait for slow clients.
             connection.send(encode("POST", "/v1/stream/stopped", headers=TEXT, body=b"x" * 300_000))
             assert connection.response().status == 204
             assert content(connection, "stopped") == b"x" * 300_000

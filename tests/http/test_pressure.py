@@ -208,7 +208,7 @@ def test_reader_gets_a_large_message_of_newlines_completely(running: Server) -> 
     with stream_on(running, "newlines-read") as stream:
         stream.create()
         stream.append(b"\n" * MIB + b"end")
-        with httpx.stream("GET", f"{running.url}{stream.path}?offset=-1&live=sse", timeout=30) as response:
+        with httpx.stream("GET", f"{running.url}{stream.path}?offset=-1&live=sse", timeout=60) as response:
             lines = 0
             for line in response.iter_lines():
                 lines += line.startswith("data:")

@@ -453,7 +453,7 @@ def test_many_publishers_at_once_leave_one_snapshot(tmp_path: Path) -> None:
         codes: list[int] = []
 
         def publish(number: int) -> None:
-            with httpx.Client(base_url=server.url, timeout=30) as own:
+            with httpx.Client(base_url=server.url, timeout=60) as own:
                 content = bytes([number]) * (200_000 + number)
                 codes.append(own.put(f"{stream.path}/snapshot/{offsets[number]}", content=content).status_code)
 

@@ -36,7 +36,7 @@ def secure(certificate: Certificate) -> Iterator[Server]:
 @pytest.fixture
 def stream(secure: Server, certificate: Certificate, stream_name: Callable[[], str]) -> Iterator[Stream]:
     address = f"https://localhost:{secure.port}"
-    with httpx.Client(base_url=address, verify=certificate.client_context(), timeout=10.0) as http:
+    with httpx.Client(base_url=address, verify=certificate.client_context(), timeout=60) as http:
         yield Stream(http, stream_name())
 
 

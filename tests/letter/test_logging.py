@@ -15,7 +15,7 @@ def test_the_reference_servers_module_shows_our_debug_lines(mode: str) -> None:
     """reference line 1113: per-module filters like durable_streams=debug. It was accepted and showed nothing."""
     with serve(DS_STORAGE__MODE=mode, RUST_LOG="durable_streams=debug") as server:
         httpx.put(server.stream_url("logged"), headers={"Content-Type": "text/plain"})
-    assert "/v1/stream/logged" in server.log()
+    server.wait_for_log("/v1/stream/logged")
     with serve(DS_STORAGE__MODE=mode) as server:
         httpx.put(server.stream_url("logged"), headers={"Content-Type": "text/plain"})
     assert "/v1/stream/logged" not in server.log()

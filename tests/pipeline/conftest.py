@@ -42,7 +42,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def streams(server: Server) -> Iterator[Streams]:
-    with httpx.Client(timeout=30.0) as http:
+    with httpx.Client(timeout=60) as http:
         yield Streams(f"{server.url}/v1/stream", http)
 
 

@@ -37,7 +37,7 @@ class Sync:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.endpoint}/readyz", timeout=5.0).status_code == 200
+            return httpx.get(f"{self.endpoint}/readyz", timeout=60).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -49,7 +49,7 @@ class Sync:
         wait_until(look, what=f"headwater sync is ready:\n{self.log()[-4000:]}", limit_s=READY_TIMEOUT_S, every_s=0.1)
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.endpoint}/metrics", timeout=10.0).text
+        return httpx.get(f"{self.endpoint}/metrics", timeout=60).text
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

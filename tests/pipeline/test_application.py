@@ -123,7 +123,7 @@ def test_job_waits_for_a_full_server_without_loss_or_duplicates(
             DS_STORAGE__MODE="memory", DS_LIMITS__MAX_MEMORY_BYTES=str(1 << 20), DS_LIMITS__MAX_STREAM_BYTES="0"
         ) as small,
         psycopg.connect(postgres_url, autocommit=True) as sql,
-        httpx.Client(base_url=f"{small.url}/v1/stream", timeout=30.0) as http,
+        httpx.Client(base_url=f"{small.url}/v1/stream", timeout=60) as http,
     ):
         sql.execute("CREATE TABLE things (id serial PRIMARY KEY, body text)")
         insert = "INSERT INTO things (body) SELECT repeat('x', 1000) FROM generate_series(1, 300)"

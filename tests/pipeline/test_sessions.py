@@ -73,7 +73,7 @@ def test_sse_subscriber_is_notified_at_once(streams: Streams) -> None:
 
     def listen() -> None:
         with httpx.stream(
-            "GET", f"{streams.root}/session-live", params={"offset": "-1", "live": "sse"}, timeout=30.0
+            "GET", f"{streams.root}/session-live", params={"offset": "-1", "live": "sse"}, timeout=60
         ) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data:") and "Hello!" in line:
@@ -84,7 +84,7 @@ def test_sse_subscriber_is_notified_at_once(streams: Streams) -> None:
     listener = threading.Thread(target=listen)
     listener.start()
     streams.append("session-live", [message("msg:1", "Hello!")])
-    assert done.wait(10.0)
+    assert done.wait(60)
     listener.join()
     assert json.loads(heard[0].removeprefix("data:"))[0]["value"] == {"text": "Hello!"}
 

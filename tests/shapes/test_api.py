@@ -238,10 +238,16 @@ def test_deleted_shape_gets_a_new_handle(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS))
     reading = running.everything(table=name)
     old = reading.handle
-    waiting = threading.Thread(target=reading.step, kwargs={"live": "true"})
+
+    def wait() -> None:
+        # Again if nothing has happened within the time of a long-poll.
+        while reading.step(live="true").status_code == 200:
+            pass
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     assert running.http.delete(running.url, params={"table": name, "handle": old}).status_code == 202
-    waiting.join(30)
+    waiting.join(60)
     assert reading.last is not None
     assert reading.last.status_code == 409, "the waiting reader is notified immediately"
     assert reading.last.headers["electric-handle"] != old

@@ -27,7 +27,7 @@ def ask(proxy: Proxied, method: str, token: str | None, **query: str) -> httpx.R
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     content = b"{}" if method == "POST" else None
     params = {"table": NAME, "offset": "-1", **query}
-    return httpx.request(method, f"{proxy.url}/v1/shape", params=params, headers=headers, content=content, timeout=30)
+    return httpx.request(method, f"{proxy.url}/v1/shape", params=params, headers=headers, content=content, timeout=60)
 
 
 def test_a_token_with_the_scope_to_read_gets_shapes_and_subsets(proxy: Proxied) -> None:

@@ -17,7 +17,7 @@ def small() -> Iterator[Shapes]:
     limits = {
         "DS_SHAPES__MAX_SHAPES": "3",
         "DS_SHAPES__EVICT_AFTER_SECS": "0.2",
-        "DS_SHAPES__IDLE_SECS": "3",
+        "DS_SHAPES__IDLE_SECS": "6",
         "DS_SHAPES__MAX_LOG_BYTES": "20000",
         "DS_SHAPES__MAX_SUBSET_BYTES": "5000",
         "DS_SHAPES__TAIL_BYTES": "1000",

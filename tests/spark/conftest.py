@@ -44,7 +44,7 @@ def roomy_server() -> Iterator[Server]:
 
 @pytest.fixture
 def streams(roomy_server: Server) -> Iterator[Streams]:
-    with httpx.Client(timeout=30.0) as http:
+    with httpx.Client(timeout=60) as http:
         yield Streams(f"{roomy_server.url}/v1/stream", http)
 
 
@@ -68,5 +68,5 @@ def node_url() -> Iterator[str]:
 
 @pytest.fixture
 def node_streams(node_url: str) -> Iterator[Streams]:
-    with httpx.Client(timeout=30.0) as http:
+    with httpx.Client(timeout=60) as http:
         yield Streams(node_url, http)

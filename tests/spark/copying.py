@@ -57,7 +57,7 @@ class CopyJob:
     def kill(self) -> None:
         """Send SIGKILL to the whole group."""
         kill_group(self.process)
-        self._listener.join(timeout=30)
+        self._listener.join(timeout=60)
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._log.close()

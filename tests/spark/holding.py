@@ -55,7 +55,7 @@ class HoldingProxy(ThreadingHTTPServer):
         return self.pass_on("POST", self.held)[0]
 
     def pass_on(self, method: str, append: Append) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(*self.server_at, timeout=30)
+        connection = http.client.HTTPConnection(*self.server_at, timeout=60)
         try:
             connection.request(method, append.path, append.body, append.headers)
             answer = connection.getresponse()
@@ -117,5 +117,5 @@ def holding(root: str, *, epoch: int) -> Iterator[HoldingProxy]:
         yield proxy
     finally:
         proxy.shutdown()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         proxy.server_close()

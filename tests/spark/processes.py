@@ -59,7 +59,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=60)
 
 
 def kill_tree(process: psutil.Process) -> None:
@@ -87,7 +87,7 @@ def running(
         yield process
     finally:
         kill_tree(process)
-        process.wait(timeout=30)
+        process.wait(timeout=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def standalone_cluster(directory: Path, package: Path) -> Iterator[Cluster]:
 
     def alive_workers() -> int:
         try:
-            return int(httpx.get(f"http://127.0.0.1:{page}/json/", timeout=5.0).json()["aliveworkers"])
+            return int(httpx.get(f"http://127.0.0.1:{page}/json/", timeout=60).json()["aliveworkers"])
         except (httpx.HTTPError, ValueError, KeyError):
             return -1
 

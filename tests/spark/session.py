@@ -29,7 +29,7 @@ HOW_TO_INSTALL = (
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For JVMs that live for seconds: they start faster without the second compiler and with one garbage collector."""
-JVM_STOP_TIMEOUT_S = 20.0
+JVM_STOP_TIMEOUT_S = 120.0
 LOW_DESCRIPTORS = 32
 """py4j's callback server, which `foreachBatch` needs, uses select(), which takes no descriptor above 1023."""
 

@@ -35,7 +35,7 @@ def recipes() -> list[tuple[str, str]]:
 
 def check_published_state(spark: SparkSession, kitchen: dict[str, Any]) -> None:
     """Listeners are notified shortly after the end of a query."""
-    with httpx.Client(timeout=30.0) as http:
+    with httpx.Client(timeout=60) as http:
         streams = Streams(kitchen["url"], http)
         try:
 
@@ -64,7 +64,7 @@ PROOFS = {"Watch a query": check_published_state}
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A server with the streams of the page, and the variables that the recipes share."""
-    with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(timeout=30.0) as http:
+    with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(timeout=60) as http:
         streams = Streams(f"{server.url}/v1/stream", http)
         streams.filled("orders", ORDERS)
         streams.filled("state", [{"key": "lamp", "value": "on"}, {"key": "lamp", "value": "off"}])

@@ -28,7 +28,7 @@ def send(
     table = rows_table(options, iter(pa.Table.from_pylist(rows).to_batches()))
     assert table is not None
     origin = RowOrigin("query", batch, partition)
-    client = StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=5.0))
+    client = StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=60.0))
     return deliver(client, options, origin, grouped(options, table), fixed_rows=options.commit_mode != "task")
 
 

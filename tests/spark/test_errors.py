@@ -19,14 +19,14 @@ from tests.spark.streams import Streams
 
 
 def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Callable[[], str]) -> None:
-    client = StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=5.0))
+    client = StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=60.0))
     with pytest.raises(
         StreamMissingError, match=r"'nowhere' at .*/v1/stream: there is no such stream .* onGone=restart"
     ):
         client.head("nowhere")
     server = streams.root.removesuffix("/v1/stream")
     with pytest.raises(StreamMissingError, match=f"url must be the stream root, usually {server}/v1/stream"):
-        StreamsClient(ConnectionOptions(server, retry_timeout_s=5.0)).head("nowhere")
+        StreamsClient(ConnectionOptions(server, retry_timeout_s=60.0)).head("nowhere")
     name = streams.filled(stream_name(), [1, 2, 3])
     beyond = "0000000000000009_0000000000000009"
     with pytest.raises(ServerRefusedError, match=rf"'{name}' at .*, offset {beyond}: 400.* the stream was recreated"):

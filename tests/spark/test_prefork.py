@@ -121,7 +121,7 @@ def test_forks_end_when_the_process_that_made_them_is_killed(
     started, fork = start_waiting(os.environ["PYSPARK_PYTHON"])
     (process,) = home._started
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert started.wait(30) == 1
     wait_until(lambda: not fork.is_running(), what="the fork has ended")
 

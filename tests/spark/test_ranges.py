@@ -21,7 +21,7 @@ from tests.spark.streams import Streams
 
 
 def client_of(streams: Streams) -> StreamsClient:
-    return StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=5.0))
+    return StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=60.0))
 
 
 def values(runs: list[MessageRun]) -> list[bytes]:

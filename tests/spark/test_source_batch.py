@@ -127,7 +127,7 @@ def test_errors_reach_the_user(spark: SparkSession, streams: Streams) -> None:
 
 @pytest.fixture
 def bucket(roomy_server: Server, stream_name: Callable[[], str]) -> Iterator[Streams]:
-    with httpx.Client(timeout=30.0) as http:
+    with httpx.Client(timeout=60) as http:
         name = stream_name().lower()[-40:].strip("-")
         http.put(f"{roomy_server.url}/ds/{name}").raise_for_status()
         yield Streams(f"{roomy_server.url}/ds/{name}", http)

@@ -28,7 +28,7 @@ from headwater.stack.tokens import TokenClaims, TokenFlaw, mint, sign
 from tests.ports import free_port
 from tests.waiting import wait_until
 
-START_TIMEOUT_SECS = 20.0
+START_TIMEOUT_SECS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Proxied:
         if token is not None:
             head.append(f"Authorization: Bearer {token}")
         request = "\r\n".join([*head, *lines, "", ""]).encode("latin-1") + body
-        with socket.create_connection(("127.0.0.1", port or self.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", port or self.port), timeout=60) as connection:
             connection.sendall(request)
             received = b""
             # Envoy may keep a finished connection open for a second, so do not wait for its end.

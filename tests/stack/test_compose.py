@@ -148,7 +148,7 @@ def test_electric_and_the_sync_share_a_secret_per_installation(services: dict[st
     assert first == again, "a second start keeps it"
     assert len(first) >= 32
     assert install(tmp_path / "other") != first
-    started = subprocess.run([shell, flag, line], capture_output=True, text=True, timeout=30)
+    started = subprocess.run([shell, flag, line], capture_output=True, text=True, timeout=60)
     assert started.stdout.strip() == first
     assert install(tmp_path, ELECTRIC_SECRET="chosen") == "chosen"
 

@@ -26,7 +26,7 @@ def test_the_suite_passes_through_envoy_with_a_token(long: bool) -> None:
                 "CONFORMANCE_TOKEN": proxy.token(scope="streams:admin"),
             },
             name_pattern=None if long else OF_THE_PROXY,
-            timeout_secs=220,
+            timeout_secs=280,
         )
         refused = proxy.raw("PUT", "/v1/stream/without-a-token", "Content-Type: text/plain")
     assert refused.status == 401, "the listener did not require a token"

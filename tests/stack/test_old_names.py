@@ -28,7 +28,7 @@ MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
 @pytest.mark.parametrize("target", OLD_TARGETS)
 def test_old_make_target_fails_with_its_new_name(target: str) -> None:
     done = subprocess.run(
-        ["make", "-s", target], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
+        ["make", "-s", target], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
     assert "use here: " in done.stderr

@@ -169,7 +169,7 @@ def test_service_that_does_not_stop_is_killed_with_its_children(directory: Stack
     )
     supervisor.run()
     assert pids
-    assert pids[0].wait(5)
+    assert pids[0].wait(60)
     assert not [identity for identity in watch.pids if identity.is_alive]
 
 
@@ -251,11 +251,11 @@ def test_only_leftover_processes_of_a_killed_supervisor_are_stopped(directory: S
         other.pid, other.started = theirs.pid, identity_of(theirs.pid).started - 1
         directory.write(supervisor.status)
         assert stop_leftovers(directory, 5) == ["a"]
-        reaper.join(5)
+        reaper.join(60)
         assert ours.poll() is not None
         assert theirs.poll() is None
     finally:
         for process in (ours, theirs):
             process.kill()
         theirs.wait()
-        reaper.join(5)
+        reaper.join(60)

@@ -144,7 +144,7 @@ def run_token(tmp_path: Path, *arguments: str, **env: str) -> subprocess.Complet
         env=server_environment(**env),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
 

@@ -216,7 +216,7 @@ def write_and_kill(running: Stack, parts: list[str]) -> None:
         writer.join()
     wait_until(lambda: len(tail.messages), lambda count: count >= len(acknowledged))
     tail.ended.set()
-    tail.join(15)
+    tail.join(60)
     # Exactly the acknowledged writes, in order; the producer's sequence numbers prevent duplicates. One more may have
     # been written whose response was lost with the connection.
     assert acknowledged == list(range(len(acknowledged)))
@@ -233,7 +233,7 @@ def test_services_exit_with_a_killed_supervisor_and_the_next_one_starts(running:
     status = running.note()
     os.kill(status["pid"], signal.SIGKILL)
     for found in running.seen:
-        assert found.wait(15), "a process outlived the supervisor"
+        assert found.wait(60), "a process outlived the supervisor"
     shown = running.run("status")
     assert shown.returncode == 3
     assert "killed" in shown.stdout

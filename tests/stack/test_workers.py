@@ -36,7 +36,7 @@ def test_server_of_a_stack_has_workers_and_everything_is_served(tmp_path: Path) 
         assert len(workers) == 2
         os.kill(workers[1].pid, signal.SIGKILL)
         with made.client(admin) as client:
-            assert {client.get(name, timeout=30).status_code for name in NAMES} == {200}
+            assert {client.get(name, timeout=60).status_code for name in NAMES} == {200}
 
 
 def _join(directory: Path) -> subprocess.CompletedProcess[str]:

@@ -51,7 +51,7 @@ def test_lock_ends_with_a_killed_process(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=rf"process {process.pid}\b"):
             open_directory(REAL, tmp_path, "log")
         process.kill()
-        process.wait(10)
+        process.wait(60)
     open_directory(REAL, tmp_path, "log").close()
 
 

@@ -37,7 +37,7 @@ def ui_server() -> Iterator[Server]:
 
 @pytest.fixture
 def http(ui_server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=ui_server.url, timeout=30.0) as client:
+    with httpx.Client(base_url=ui_server.url, timeout=60) as client:
         yield client
 
 

@@ -10,13 +10,15 @@ from urllib.parse import quote
 import httpx
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser import WAIT_MS
+
 JSON = {"Content-Type": "application/json"}
 TEXT = {"Content-Type": "text/plain"}
 BYTES = {"Content-Type": "application/octet-stream"}
 
-COPY_TIMEOUT_S = 20.0
+COPY_TIMEOUT_S = 60.0
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=WAIT_MS)
 
 
 class Pages:

@@ -263,7 +263,7 @@ def test_buckets_are_created_listed_filled_and_deleted(ui: Pages, http: httpx.Cl
 def run(command: str) -> str:
     """Run a copied command in a shell; return its output."""
     assert command.partition("curl ")[1], command
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     return done.stdout
 
 

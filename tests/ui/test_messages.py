@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.ui.conftest import Starter, Watched
 from tests.ui.pages import BYTES, JSON, TEXT, Pages, post, put
+from tests.waiting import wait_until
 
 MANY = 100_000
 ROW_PARTS_MAX = 1_000
@@ -276,10 +277,10 @@ def test_rate_and_time_to_deliver_are_plotted(watched: Watched, ui: Pages, http:
     try:
         expect(ui.page.locator("#rates")).to_contain_text("median of")
         expect(ui.page.locator("#rates")).to_have_text(re.compile(r"^[1-9][0-9.]* messages/s"))
+        wait_until(lambda: pixels(ui.page), lambda painted: painted > before + 200, what="pixels of the plot")
     finally:
         stop.set()
         writer.join()
-    assert pixels(ui.page) > before + 200
 
 
 def test_own_appends_are_timed(ui: Pages, http: httpx.Client) -> None:

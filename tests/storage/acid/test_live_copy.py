@@ -81,7 +81,7 @@ def copy_live(home: Path, count: int) -> list[tuple[int, Path]]:
             assert tools_of(home / "store").live_parts(RealFilesystem(), home / "store")["used_bytes"] > 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
     return asked
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -180,8 +181,10 @@ def test_files_of_different_times_or_stores_are_refused(tmp_path: Path) -> None:
 def test_start_without_enough_descriptors_fails(tmp_path: Path) -> None:
     fill(tmp_path, 1, 16)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = len(list(Path("/proc/self/fd").iterdir()))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 20, hard))
+    # The limit is a number that no descriptor reaches, and other tests may have left gaps below it.
+    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = (number for number in itertools.count() if number not in taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 20, None)), hard))
     try:
         assert "Too many open files" in refused(tmp_path, 16)
     finally:
