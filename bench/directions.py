@@ -48,7 +48,7 @@ RESULT = Path(__file__).with_name("directions.json")
 PER_APPEND = 20_000
 LOOK_S = 0.002
 BULK_LOOK_S = 0.2
-"""Rarely, because Spark's progress of thousands of streams is megabytes, and reading it takes CPU time from the query."""
+"""Rarely, because Spark's progress of thousands of streams is megabytes, and reading it takes CPU time."""
 GIVE_UP_S = 1800.0
 REGISTRY = {"DS_REGISTRY__ENABLED": "true"}
 
