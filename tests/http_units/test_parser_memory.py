@@ -1,13 +1,16 @@
-"""A connection that has ended is freed at once: its parser leaves no reference cycle for the garbage collector."""
+"""What the parser of a connection keeps: little while the connection is idle, nothing after it has ended."""
 
 from __future__ import annotations
 
 import gc
+import tracemalloc
 import weakref
 
 from headwater.http.flow import ByteBudget
 from headwater.http.parser import ParserLimits, RequestParser
 from headwater.http.request import Request
+
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Sink:
@@ -42,3 +45,37 @@ def test_a_closed_parser_needs_no_garbage_collection() -> None:
         assert freed() is None
     finally:
         gc.enable()
+
+
+def test_parser_of_an_idle_connection_keeps_little_memory() -> None:
+    sinks = []
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            sinks.append(Sink())
+            sinks[-1].parser.feed(REQUEST, 0.0)
+            sinks[-1].requests.clear()
+        used, _ = tracemalloc.get_traced_memory()
+        for sink in sinks:
+            sink.parser.rest()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used - kept > 80_000, "the parser for the next request takes more than 800 bytes"
+
+
+def test_parser_that_has_rested_reads_the_next_request() -> None:
+    sink = Sink()
+    for _ in range(3):
+        sink.parser.feed(REQUEST, 0.0)
+        sink.parser.rest()
+    assert [request.target for request in sink.requests] == [b"/healthz"] * 3
+    assert all(request.headers == {b"host": b"x"} for request in sink.requests)
+
+
+def test_parser_does_not_rest_within_a_request() -> None:
+    sink = Sink()
+    for at in range(len(REQUEST)):
+        sink.parser.feed(REQUEST[at : at + 1], 0.0)
+        sink.parser.rest()
+    assert [request.target for request in sink.requests] == [b"/healthz"]

@@ -81,7 +81,8 @@ class Replies:
                     return self._finish()
                 elif not isinstance(event, h11.InformationalResponse):
                     raise Mismatch(f"the connection ended instead of a response to {method} ({event})")
-        except h11.RemoteProtocolError as error:
+        except h11.ProtocolError as error:
+            # Also a local one: an earlier response has announced the end of the connection.
             raise Mismatch(f"h11 cannot parse the response to {method}: {error}") from error
 
     def _finish(self) -> Reply:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.pressure import crowds, evidence, soak
@@ -90,7 +92,10 @@ def test_memory_kept_for_silent_readers_is_detected(fault: str, monkeypatch: pyt
 
 
 def test_idle_connections_cost_a_few_kilobytes_each(long: bool) -> None:
-    judge_idle_connections(10_000 if long else 500, ("headwater",))
+    found = judge_idle_connections(10_000 if long else 500, ("headwater",))
+    if long:
+        assert found["kib_per_connection"] < 3, found
+        assert found["after_second_mib"] < found["after_mib"] + 3, "a second crowd needs no more memory"
 
 
 def test_expensive_connections_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +104,7 @@ def test_expensive_connections_are_detected(monkeypatch: pytest.MonkeyPatch) -> 
         judge_idle_connections(500, ("tests.pressure.faults", "keeps_something_for_every_connection"))
 
 
-def judge_idle_connections(count: int, program: tuple[str, ...]) -> None:
+def judge_idle_connections(count: int, program: tuple[str, ...]) -> dict[str, Any]:
     found = crowds.idle_connections(count, rounds=50, program=program)
     assert found["kib_per_connection"] < 40.0, found
+    return found

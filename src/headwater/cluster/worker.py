@@ -181,7 +181,7 @@ class ServingWorker:
             server = await loop.create_server(
                 lambda: RelayingConnection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
             )
-            keep_responsive()
+            keep_responsive(loop)
             if telemetry is not None:
                 telemetry.start(ServerCollector(context).collect)
             repeated = [asyncio.create_task(sweep(context)), asyncio.create_task(usage.run())]

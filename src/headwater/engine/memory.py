@@ -13,7 +13,7 @@ from typing import Final
 from headwater.operating_system import SYSTEM, Allocator
 
 INTERVAL_S: Final = 2.0
-FREE_MAX_BYTES: Final = 8 * 1024 * 1024
+FREE_MAX_BYTES: Final = 4 * 1024 * 1024
 
 
 class MemoryReturn:

@@ -25,11 +25,13 @@ from headwater.http.follow_sessions import FollowSessions
 from headwater.http.followed_events import LocalEvents, OpenEvents
 from headwater.http.forwarding import TrustedProxies
 from headwater.http.headers import CommonHeaders
-from headwater.http.parser import ParserLimits
+from headwater.http.parser import HeadCheck, ParserLimits
 from headwater.http.request import Request
 
 log = logging.getLogger("headwater.http")
 
+SHRINK_MIN: Final = 1_000
+"""The set of connections is made again if it had more than this many and most have ended."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
@@ -95,6 +97,8 @@ class OpenConnections:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._open: set[OpenConnection] = set()
+        self._most = 0
+        """The highest number of them since the set was made: a set does not shrink."""
         self.elsewhere = 0
         """The number of connections of other workers of the server."""
 
@@ -116,7 +120,11 @@ class OpenConnections:
         return None
 
     def discard(self, connection: OpenConnection) -> None:
+        self._most = max(self._most, len(self._open))
         self._open.discard(connection)
+        if self._most > SHRINK_MIN and len(self._open) * 8 < self._most:
+            self._open = set(self._open)
+            self._most = len(self._open)
 
 
 class Context:
@@ -146,6 +154,8 @@ class Context:
         self.common_headers = CommonHeaders(access.origins)
         self.cache_control = cache_control
         self.access = access
+        self.check_head: HeadCheck = access.refusal
+        """Kept, because each access to a method creates an object."""
         self.scheme = scheme
         self.public_url = public_url
         self.compression = compression

@@ -41,6 +41,7 @@ from headwater.http.states import (
     REQUEST_COMPLETE,
 )
 
+_NO_HEADERS: Final[dict[bytes, bytes]] = {}
 _VERSIONS: Final = frozenset(("1.1", "1.0"))
 UNCOUNTED_BODY_BYTES: Final = 16 * 1024
 """A body up to this size is not counted in the budget: the limit on connections limits their total."""
@@ -118,7 +119,8 @@ class RequestParser:
         self._budget = budget
         self._check_head = check_head
         self._sink = sink
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser = None  # type: ignore[assignment]
+        """Created for the first input: a connection whose requests are all in the head cache needs none."""
         self.state = IDLE
         self.refusal: Refusal | None = None
         self.now_s = 0.0
@@ -131,7 +133,7 @@ class RequestParser:
         self._method = b""
         """Set when the head is complete."""
         self._target = b""
-        self._headers: dict[bytes, bytes] = {}
+        self._headers = _NO_HEADERS
         self._head_bytes = 0
         """Bytes of the head that the parser has reported: the target and complete header lines."""
         self._head_raw_bytes = 0
@@ -160,6 +162,8 @@ class RequestParser:
         began_in, message = self.state, self._message
         rest: bytes | memoryview = data
         while len(rest):
+            if self._parser is None:
+                self._parser = httptools.HttpRequestParser(self)
             try:
                 self._parser.feed_data(rest)
                 break
@@ -184,6 +188,12 @@ class RequestParser:
             self.refusal = refusal
             self.state = READING[self.state][REFUSE]
             self._discard()
+
+    def rest(self) -> None:
+        """Free the memory that is only needed for the next request, if none is being read."""
+        if self.state is IDLE:
+            self._parser = None  # type: ignore[assignment]
+            self._headers = _NO_HEADERS
 
     def close(self) -> None:
         """End with the connection: drop the reference cycles, so that no garbage collection is needed."""
@@ -238,8 +248,8 @@ class RequestParser:
         self._bulk = None
         if self._body_bytes == self._body_length():
             self.on_message_complete()
-            # The old parser still waits for this body.
-            self._parser = httptools.HttpRequestParser(self)
+            # It still waits for this body.
+            self._parser = None  # type: ignore[assignment]
             return False
         if self._prepare_bulk():
             return True

@@ -111,7 +111,7 @@ async def _serve(settings: Settings, reloader: Reloader, pause: StorePause | Non
     try:
         while not stop.is_set():
             async with serving(settings, open_files_max, reloader, pause) as address:
-                keep_responsive()
+                keep_responsive(loop)
                 await first_of(stop.wait(), *(() if pause is None else (pause.requested.wait(),)))
             if pause is not None and pause.requested.is_set() and not stop.is_set():
                 log.info("paused: a local command works on %s", settings.storage.data_dir)
