@@ -67,3 +67,25 @@ def test_ends_of_many_streams_at_once_are_all_sent() -> None:
     assert rig.engine.follows.cursors == 0
     rig.created("p/next", b"x")
     assert len(events(follower)) == 1
+
+
+def test_new_streams_that_wait_to_be_announced_are_limited() -> None:
+    rig = Rig(limits=EngineLimits(max_followed_streams=LIMIT))
+    follows = rig.engine.follows
+    follower = followed(rig)
+    follows._is_announcing = True  # An announcement to many followers is in progress.
+    for number in range(LIMIT):
+        rig.created(f"p/{number:02}", b"x")
+    failure = follower.failure
+    assert failure is None
+    for number in range(LIMIT, 3 * LIMIT):
+        rig.created(f"p/{number:02}", b"x")
+        assert len(follows._created_names) <= LIMIT
+    assert isinstance(follower.failure, TooManyFollowed)
+    follower.close()
+    follows._announced(None)
+    rig.scheduler.settle()
+    again = followed(rig, "p/0")
+    assert {event.name for event in events(again) if isinstance(event, FollowedChunk)} == {
+        f"p/{number:02}" for number in range(10)
+    }

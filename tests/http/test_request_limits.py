@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -264,6 +266,7 @@ def test_more_connections_than_allowed_are_503() -> None:
                 answer = extra.response()
                 assert answer.status == 503
                 assert b'"too_many_connections"' in answer.body
+                assert answer.header("retry-after") == "1"
                 assert extra.ends()
         finally:
             for connection in held:
@@ -274,3 +277,19 @@ def test_more_connections_than_allowed_are_503() -> None:
                 return again.request("GET", "/healthz").status == 200
 
         wait_until(is_served)
+
+
+def test_refused_connections_do_not_use_up_the_descriptors() -> None:
+    """Clients that keep a refused connection open would otherwise leave none for the answer to the next one."""
+    with serve(DS_SERVER__MAX_CONNECTIONS="5") as server, ExitStack() as held:
+        for _ in range(5):
+            assert held.enter_context(connect(server)).request("GET", "/healthz").status == 200
+        used = max(int(name) for name in os.listdir(f"/proc/{server.pid}/fd"))  # noqa: PTH208 - in memory
+        _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + 40, hard))
+        for _ in range(120):
+            late = held.enter_context(connect(server))
+            late.send(encode("GET", "/healthz"))
+            answer = late.response()
+            assert answer.status == 503
+            assert answer.header("retry-after") == "1"

@@ -305,7 +305,8 @@ class LimitsSettings(SettingsSection):
         ge=1,
         le=10_000_000,
         description="Maximum number of streams that followers of many streams follow together; more is 413. Each"
-        " takes about 0.5 KiB. Ends of streams count until the client has read them.",
+        " takes about 0.5 KiB. Ends of streams count until the client has read them. As many new streams may wait to"
+        " be announced to them.",
     )
     max_leases: Count = Field(
         10_000, ge=1, le=10_000_000, description="Maximum number of writer leases of all streams; more is 413."

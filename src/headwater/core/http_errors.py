@@ -68,7 +68,7 @@ class HostNotAllowed(Refusal):
 class TooManyConnections(Refusal):
     """The server has reached `server.max_connections`.
 
-    Retry later, close unused connections, or raise the limit.
+    Retry after `Retry-After` seconds, close unused connections, or raise the limit.
     """
 
     status = 503

@@ -102,7 +102,7 @@ class Follows:
         """The same number in other workers of the server."""
         self._open: dict[ManyFollower, None] = {}
         self._created_names: deque[str] = deque()
-        """New streams that have not been announced to followers yet."""
+        """New streams that have not been announced to followers yet; at most `max_streams`."""
         self._is_announcing = False
 
     def __len__(self) -> int:
@@ -141,8 +141,20 @@ class Follows:
 
     def _created(self, stream: LiveStream) -> None:
         if self._open:
+            if len(self._created_names) >= self.max_streams:
+                self._end_all()
             self._created_names.append(stream.name)
             self._announce()
+
+    def _end_all(self) -> None:
+        """End all followers, because they would miss new streams; they find them when they begin again."""
+        self._created_names.clear()
+        for follower in tuple(self._open):
+            if follower.failure is None:
+                follower.fail(
+                    f"{self.max_streams} streams were created faster than they could be announced"
+                    " (limits.max_followed_streams); send the POST again."
+                )
 
     def _announce(self) -> None:
         if self._created_names and not self._is_announcing:

@@ -41,7 +41,7 @@ def _fill_free_lists(loop: asyncio.AbstractEventLoop) -> None:
     that the memory around it, up to a megabyte, is returned.
     """
     for make in (list, dict, float):
-        kept = [make() for _ in range(KEPT_MAX)]
+        kept: list[object] = [make() for _ in range(KEPT_MAX)]
         kept.clear()
     for _ in range(KEPT_MAX):
         loop.call_soon(_nothing)

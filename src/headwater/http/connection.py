@@ -188,6 +188,10 @@ class Connection(asyncio.Protocol):
                 self._router.head_cache.remember(data, self._queue[0])
         elif self._unparsed:
             self._unparsed += data
+        elif self._writing is LINGERING and self._context.connections.has_many_refused:
+            # Nothing that it has sent is unread, so that it is not reset.
+            self.close()
+            return
         else:
             self._feed(data)
         if parser.state is BODY and not self._unparsed:

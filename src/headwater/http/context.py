@@ -32,6 +32,9 @@ log = logging.getLogger("headwater.http")
 
 SHRINK_MIN: Final = 1_000
 """The set of connections is made again if it had more than this many and most have ended."""
+REFUSED_MAX: Final = 16
+"""Refused connections that stay open until their clients have read the response. There are descriptors for as many and
+some more (see `descriptors`); without one, a client gets no response at all."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
@@ -116,8 +119,16 @@ class OpenConnections:
         """Add a new connection; returns the refusal if the limit is reached."""
         self._open.add(connection)
         if len(self._open) + self.elsewhere > self._limit:
-            return TooManyConnections(f"Connection limit ({self._limit}, server.max_connections) reached; retry later.")
+            return TooManyConnections(
+                f"Connection limit ({self._limit}, server.max_connections) reached; retry later.",
+                (("Retry-After", "1"),),
+            )
         return None
+
+    @property
+    def has_many_refused(self) -> bool:
+        """Whether so many connections beyond the limit are open that descriptors for further ones may be missing."""
+        return len(self._open) + self.elsewhere > self._limit + REFUSED_MAX
 
     def discard(self, connection: OpenConnection) -> None:
         self._most = max(self._most, len(self._open))
