@@ -162,7 +162,7 @@ class RequestParser:
         began_in, message = self.state, self._message
         rest: bytes | memoryview = data
         while len(rest):
-            if not self._parser:
+            if not self._parser:  # type: ignore[truthy-bool]
                 self._parser = httptools.HttpRequestParser(self)
             try:
                 self._parser.feed_data(rest)
