@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from headwater.http.origins import Hosts
 from tests.http.protocol import Stream, stream_on
 from tests.http.raw import connect, encode
+from tests.ports import free_port
 from tests.serving import Server, serve
 
 EVIL = "https://evil.example"
@@ -110,6 +112,38 @@ def test_allowed_hosts_are_accepted(named: Server) -> None:
         assert connection.request("GET", "/healthz", headers={"Host": "Streams.Example.com:443"}).status == 200
     with connect(named) as connection:
         assert connection.request("GET", "/healthz", headers={"Host": "other.example.com"}).status == 421
+
+
+@pytest.mark.parametrize(
+    ("port", "host", "allowed"),
+    [
+        (4437, "streams.example.com", True),
+        (4437, "streams.example.com:8080", True),
+        (4437, "localhost:4437", True),
+        (4437, "server:4437", True),
+        (4437, "evil.example:4437", False),
+        (4437, "evil.example:x", False),
+        (80, "evil.example", False),
+        (80, "evil.example:80", False),
+        (80, "streams.example.com:8080", True),
+    ],
+)
+def test_names_that_a_proxy_passes_on_are_refused_on_the_own_port(port: int, host: str, *, allowed: bool) -> None:
+    """A foreign page that reaches the server without the proxy, which checks tokens, must use the server's port."""
+    for listens_on_loopback in (True, False):
+        hosts = Hosts(("proxied", "server"), listens_on_loopback=listens_on_loopback, port=port)
+        assert hosts.allows(host.encode()) is allowed
+
+
+def test_foreign_page_cannot_bypass_the_proxy() -> None:
+    port = free_port()
+    with (
+        serve(port=port, DS_SERVER__ALLOWED_HOSTS="proxied") as server,
+        connect(server) as connection,
+    ):
+        foreign = f"evil.example:{port}"
+        answer = connection.request("PUT", "/v1/stream/x", headers={"Host": foreign, "Origin": f"http://{foreign}"})
+        assert answer.status == 421
 
 
 def test_a_head_that_is_refused_has_no_body(server: Server) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from headwater.config import Settings
+from headwater.http.origins import Hosts
 from headwater.stack.envoy import find_envoy, validate
 from tests.docs.markdown import REPOSITORY
 from tests.serving import server_environment
@@ -103,6 +104,21 @@ def test_host_ports_are_those_of_the_settings(services: dict[str, Any]) -> None:
     }
     # Only ports that require a token are open to the network.
     assert [key for key, address in published.items() if address != ["127.0.0.1"]] == [("envoy", settings.proxy.port)]
+
+
+def test_ports_without_a_token_accept_only_loopback_names(services: dict[str, Any]) -> None:
+    """A page of a foreign name that resolves to 127.0.0.1 must use the published port, which is the server's own."""
+    for name in ("server", "shapes"):
+        [published] = services[name]["ports"]
+        _, host_port, port = published.split(":")
+        assert host_port == port
+        names = tuple(services[name]["environment"]["DS_SERVER__ALLOWED_HOSTS"].split(","))
+        hosts = Hosts(names, listens_on_loopback=False, port=int(port))
+        assert not hosts.allows(f"evil.example:{port}".encode())
+        assert hosts.allows(f"localhost:{port}".encode())
+        assert hosts.allows(f"{name}:{port}".encode()), "other services use the name of the service"
+        assert hosts.allows(b"streams.example.com:8080"), "Envoy passes it on"
+    assert services["server"]["environment"]["DS_HTTP__CORS_ORIGINS"] == ""
 
 
 def test_versions_and_secrets_are_as_required(services: dict[str, Any]) -> None:

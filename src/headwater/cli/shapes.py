@@ -64,7 +64,7 @@ def shapes(
 
     set_up_logging(settings.log.filter, settings.log.format)
     is_loopback = chosen.host in {"127.0.0.1", "::1", "localhost"}
-    hosts = Hosts(settings.server.hosts, listens_on_loopback=is_loopback)
+    hosts = Hosts(settings.server.hosts, listens_on_loopback=is_loopback, port=chosen.port)
     origins = Origins(settings.http.origins, allow_loopback=settings.http.loopback_origins)
     configuration = Configuration(
         postgres_url=postgres,

@@ -74,9 +74,10 @@ class ServerSettings(SettingsSection):
     )
     allowed_hosts: str = Field(
         "",
-        description="Accepted host names, comma-separated, in addition to loopback names; `*` accepts all. Empty: only"
+        description="Accepted host names, comma-separated, in addition to loopback names; `*` accepts all, and"
+        " `proxied` all with another port than that of this server, which a proxy in front of it passes on. Empty: only"
         " loopback names if the server listens on a loopback address, otherwise all.",
-        json_schema_extra=takes("`*`, or a comma-separated list of names like streams.example.com"),
+        json_schema_extra=takes("`*`, `proxied`, or a comma-separated list of names like streams.example.com"),
     )
     roots: str = Field(
         "/v1/stream",

@@ -10,9 +10,11 @@ import re
 from typing import Final
 
 ANY: Final = "*"
+PROXIED: Final = "proxied"
 _LOOPBACK_NAME: Final = re.compile(rb"localhost|[a-z0-9-]+\.localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\]")
 _AUTHORITY: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[^:/?#@\s]+)(?::(\d{1,5}))?", re.IGNORECASE)
 _DEFAULT_PORTS: Final = {b"http": b"80", b"https": b"443"}
+_DEFAULT_PORT_NUMBERS: Final = frozenset(map(int, _DEFAULT_PORTS.values()))
 
 
 def host_name(authority: bytes) -> bytes | None:
@@ -26,17 +28,28 @@ def is_loopback(name: bytes) -> bool:
 
 
 class Hosts:
-    """The allowed Host names: a foreign name that resolves to this server is refused (DNS rebinding)."""
+    """The allowed Host names: a foreign name that resolves to this server is refused (DNS rebinding).
 
-    def __init__(self, names: tuple[str, ...], *, listens_on_loopback: bool) -> None:
+    `proxied` allows any name with another port than the server's own. A proxy that checks tokens passes such names on;
+    a page of a foreign name that reaches the server without the proxy has to use the port of the server.
+    """
+
+    def __init__(self, names: tuple[str, ...], *, listens_on_loopback: bool, port: int) -> None:
         self._any = ANY in names or (not names and not listens_on_loopback)
-        self._names = frozenset(name.lower().encode("latin-1") for name in names)
+        self._names = frozenset(name.lower().encode("latin-1") for name in names if name != PROXIED)
+        self._is_proxied = PROXIED in names
+        self._own_ports = frozenset((b"%d" % port, None) if port in _DEFAULT_PORT_NUMBERS else (b"%d" % port,))
 
     def allows(self, host: bytes) -> bool:
         if self._any:
             return True
-        name = host_name(host)
-        return name is not None and (is_loopback(name) or name in self._names)
+        found = _AUTHORITY.fullmatch(host)
+        if found is None:
+            return False
+        name = found[1].lower()
+        if is_loopback(name) or name in self._names:
+            return True
+        return self._is_proxied and found[2] not in self._own_ports
 
 
 class Origins:

@@ -356,7 +356,7 @@ def build_context(
         ),
         loop,
         access=AccessControl(
-            Hosts(server.hosts, listens_on_loopback=server.is_loopback),
+            Hosts(server.hosts, listens_on_loopback=server.is_loopback, port=server.port),
             Origins(http.origins, allow_loopback=http.loopback_origins),
             settings.auth.token,
         ),

@@ -56,7 +56,7 @@ def cluster_services(
         "DS_CLUSTER__POSTGRES_URL": postgres.url,
         "DS_CLUSTER__SECRET": access["secret"],
         "DS_CLUSTER__SHARDS": str(SHARDS_PER_NODE * nodes),
-        "DS_SERVER__ALLOWED_HOSTS": "*",
+        "DS_SERVER__ALLOWED_HOSTS": "proxied",
         "DS_SERVER__TRUSTED_PROXIES": "127.0.0.1, ::1",
         "DS_AUTH__TOKEN": "",
     }

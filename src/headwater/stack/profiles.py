@@ -120,7 +120,7 @@ def _server(plan: StackPlan) -> Service:
         environment["DS_STORAGE__MODE"] = DURABLE_MODE
     if origins["server.allowed_hosts"] in _BASELINE:
         # Envoy checks the token and forwards the Host header of the client unchanged.
-        environment["DS_SERVER__ALLOWED_HOSTS"] = "*"
+        environment["DS_SERVER__ALLOWED_HOSTS"] = "proxied" if settings.server.is_loopback else "*"
     if origins["server.trusted_proxies"] in _BASELINE:
         # Envoy runs beside the server.
         environment["DS_SERVER__TRUSTED_PROXIES"] = "127.0.0.1, ::1"
