@@ -350,16 +350,32 @@ def list_subscriptions(load: Load) -> None:
 
 def globs(load: Load) -> None:
     """Patterns that match the same long name in many ways."""
-    load.must("PUT", "/v1/stream/wakes", JSON)
     for number in range(load.size(60, 4)):
-        pattern = "**/a/*/" * 8 + f"b{number}"
-        wanted = {"type": "pull-wake", "pattern": pattern, "wake_stream": "wakes"}
-        status = load.send("PUT", f"/v1/stream/__ds/subscriptions/g{number}", JSON, json.dumps(wanted).encode()).status
-        assert status in {200, 201, 400, 413}, status
-    for number in range(load.size(20, 2)):
-        name = "/".join(["a"] * load.size(500, 100))
-        status = load.send("PUT", f"/v1/stream/{name}/{number}", TEXT).status
-        assert status in {201, 400}, status
+        subscribe(load, f"g{number}", "**/a/*/" * 8 + f"b{number}")
+    long_names(load, load.size(20, 2))
+
+
+def many_long_names(load: Load) -> None:
+    long_names(load, load.size(200, 20))
+
+
+def glob_backlog(load: Load) -> None:
+    """One subscription whose pattern is compared with all existing names."""
+    subscribe(load, "backlog", "**/a/*/" * 8 + "b")
+    subscribe(load, "everything", "**/a/*/" * 7 + "**")
+
+
+def subscribe(load: Load, name: str, pattern: str) -> None:
+    load.send("PUT", "/v1/stream/wakes", JSON)
+    wanted = {"type": "pull-wake", "pattern": pattern, "wake_stream": "wakes"}
+    load.must("PUT", f"/v1/stream/__ds/subscriptions/{name}", JSON, json.dumps(wanted).encode())
+
+
+def long_names(load: Load, count: int) -> None:
+    """Names with as many segments as fit: 512, less the number at the end."""
+    name = "/".join(["a"] * load.size(509, 100))
+    for number in range(count):
+        load.must("PUT", f"/v1/stream/{name}/{number}", TEXT)
 
 
 # -- connections and maintenance
@@ -527,7 +543,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("snapshot-read", "a snapshot of 400 MiB", snapshot_read, snapshot, "file-durable", share=0.05),
     _memory("listing", "a bucket of 20,000 streams", listing, many_in_bucket, share=0.1),
     _memory("subscriptions", "10 subscriptions of 20,000 links each", list_subscriptions, many_links, share=0.1),
-    _memory("globs", "60 patterns of `**/a/*/…` against names of 500 segments", globs, share=0.2),
+    _memory("globs", "60 patterns of `**/a/*/…` against names of 510 segments", globs, share=0.2),
+    _memory("glob-backlog", "2 patterns of `**/a/*/…` over 200 names", glob_backlog, many_long_names, share=0.2),
     _memory("pipelined-reads", "2,000 GETs of 30 kB in one segment, unread at first", pipelined, share=0.1),
     _memory("pipelined-appends", "2,000 appends in one segment", pipelined_posts, share=0.1),
     _memory("header-fields", "2,500 header fields in each request", header_fields, share=0.2),
