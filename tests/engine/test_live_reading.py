@@ -8,7 +8,7 @@ import pytest
 
 from headwater.engine import slices
 from headwater.engine.commit_placement import CommitMode
-from headwater.engine.publisher import AT_ONCE_MAX
+from headwater.engine.publisher import AT_ONCE_MAX, STEP_FOLLOWERS
 from headwater.engine.stream import LiveStream
 from tests.engine.rig import Reader, Rig, status
 
@@ -66,7 +66,7 @@ def many_readers(rig: Rig, stream: LiveStream, count: int) -> list[Reader]:
 @MODES
 def test_many_readers_are_woken_in_slices(disk: bool, commit: CommitMode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waking a reader may take 80 microseconds, so 10,000 of them would block the loop for most of a second."""
-    monkeypatch.setattr(slices, "STEPS_MAX", 50)
+    monkeypatch.setattr(slices, "STEPS_MAX", 50 // STEP_FOLLOWERS)
     rig = Rig(disk=disk, commit=commit)
     readers = many_readers(rig, rig.created("a"), 3 * AT_ONCE_MAX)
     rig.post("a", b"one")

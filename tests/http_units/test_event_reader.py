@@ -38,9 +38,11 @@ class Socket:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
-    def write_chunk(self, chunk: bytes) -> None:
-        size, _, rest = chunk.partition(b"\r\n")
-        self.written.append(rest[: int(size, 16)])
+    def write_chunk(self, chunk: bytes) -> bool:
+        if self.writable:
+            size, _, rest = chunk.partition(b"\r\n")
+            self.written.append(rest[: int(size, 16)])
+        return self.writable
 
     def yield_turn(self) -> None:
         self.turns += 1

@@ -221,7 +221,7 @@ class Committer:
                 try:
                     done(entry.result)
                 except Exception:
-                    _log_failure(done)
+                    log_failure(done)
         guarded(self._publish, batch)
 
     def _fail(self, error: BaseException, batch: list[CommitEntry]) -> None:
@@ -259,10 +259,10 @@ def guarded(callback: Callable[..., None], *arguments: object) -> None:
     try:
         callback(*arguments)
     except Exception:
-        _log_failure(callback)
+        log_failure(callback)
 
 
-def _log_failure(callback: Callable[..., None]) -> None:
+def log_failure(callback: Callable[..., None]) -> None:
     log.exception("a callback of the engine failed: %r", callback)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from headwater.core.records import Append, Create, Delete, Record, Touch
 from headwater.engine.clock import Clock
-from headwater.engine.committer import CommitEntry, guarded
+from headwater.engine.committer import CommitEntry, guarded, log_failure
 from headwater.engine.metrics import Metrics
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.slices import Slices
@@ -21,6 +21,8 @@ from headwater.engine.stream_refusals import not_found
 
 AT_ONCE_MAX: Final = 128
 """Followers that one batch wakes at once. Waking one takes up to 80 microseconds."""
+STEP_FOLLOWERS: Final = 4
+"""Followers that are woken in one step of a slice."""
 
 
 class StreamPublisher:
@@ -58,8 +60,7 @@ class StreamPublisher:
             if at_once < 0:
                 self._wake_in_slices(stream, arrived_ms)
                 continue
-            for follower in followers:
-                guarded(follower.wake)
+            _wake(stream, followers)
             self._observe_lag(arrived_ms)
 
     def end_followers(self, stream: LiveStream) -> None:
@@ -97,9 +98,9 @@ class StreamPublisher:
         must_repeat = True
         while must_repeat:
             self._waking[stream.id] = False
-            for follower in tuple(stream.followers or ()):
-                if follower in (stream.followers or ()):
-                    guarded(follower.wake)
+            followers = tuple(stream.followers or ())
+            for start in range(0, len(followers), STEP_FOLLOWERS):
+                _wake(stream, followers[start : start + STEP_FOLLOWERS])
                 yield
             must_repeat = self._waking[stream.id]
         del self._waking[stream.id]
@@ -110,6 +111,17 @@ class StreamPublisher:
             if follower in (stream.followers or ()):
                 guarded(follower.gone, not_found(stream.name))
             yield
+
+
+def _wake(stream: LiveStream, followers: Sequence[StreamFollower]) -> None:
+    """Wake those of the followers that still follow the stream."""
+    for follower in followers:
+        following = stream.followers
+        if following is not None and follower in following:
+            try:
+                follower.wake()
+            except Exception:
+                log_failure(follower.wake)
 
 
 def _ignore(error: Exception | None) -> None:

@@ -60,6 +60,8 @@ class SharedFrame(NamedTuple):
     closed: bool
     cursor: str
     end: Offset
+    ends_open_at_tail: bool
+    """Whether its readers only wait for more after it: no text is held back, and the stream is not closed."""
     wire: bytes
     """One chunk of a chunked body."""
 
@@ -156,7 +158,30 @@ class EventReader:
     # -- the stream ------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        self._pump()
+        stream = self._stream
+        frame = stream.frame
+        # Most readers of an event are at the tail and get the same frame, in as few calls as possible.
+        if (
+            type(frame) is SharedFrame
+            and frame.ends_open_at_tail
+            and frame.start_index == self._index
+            and frame.tail_index == stream.durable_index
+            and frame.cursor == self._cursor == self._context.current_cursor
+            and not stream.durable_closed
+            and self._shares
+            and self._open
+            and self._event_pieces is None
+            and self._hold_timer is None
+            and self._index >= stream.durable_retained_index
+            and self._channel.write_chunk(frame.wire)
+        ):
+            end = frame.end
+            self._context.metrics.read_bytes += end.byte_position - self._position
+            self._index = end.message_index
+            self._position = end.byte_position
+            self._has_written = self._holds = True
+        else:
+            self._pump()
 
     def gone(self, refusal: Refusal) -> None:
         self.end()
@@ -217,7 +242,8 @@ class EventReader:
             and frame.cursor == cursor
             and frame.closed == stream.durable_closed
         ):
-            self._channel.write_chunk(frame.wire)
+            if not self._channel.write_chunk(frame.wire):
+                return False
             self._advance(frame.end, is_closed=frame.closed)
             return True
         deferring = self._context.engine.deferring
@@ -267,8 +293,11 @@ class EventReader:
         if self._shares:
             wire = as_chunk(payload)
             if chunk.up_to_date:
-                stream.frame = SharedFrame(self._index, stream.durable_index, stream.durable_closed, cursor, end, wire)
-            self._channel.write_chunk(wire)
+                tail, closed = stream.durable_index, stream.durable_closed
+                ends_open = not closed and end.message_index == tail
+                stream.frame = SharedFrame(self._index, tail, closed, cursor, end, ends_open, wire)
+            if not self._channel.write_chunk(wire):
+                return False
         else:
             self._channel.write(payload)
         self._advance(end, is_closed=is_closed)
