@@ -33,7 +33,7 @@ from headwater.operating_system import (
 from headwater.spark import home
 from headwater.storage.interface import StorageError
 from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.waiting import has_ended, wait_until
 
 BOTH = pytest.mark.parametrize("system", [Linux(), MacOS(lambda *_: 0)], ids=["linux", "macos"])
 
@@ -332,5 +332,5 @@ def test_watched_program_ends_with_its_parent() -> None:
     program = psutil.Process(int(parent.stdout.readline()))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(program), what="the program has ended")
     parent.stdout.close()

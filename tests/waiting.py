@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
+
 Value = TypeVar("Value")
 
 LIMIT_S = 90.0
@@ -60,6 +62,14 @@ async def settled() -> None:
     """
     for _ in range(50):
         await asyncio.sleep(0.001)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended. One that its parent has not waited for is still listed."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _failure(found: object, what: str, limit_s: float) -> str:

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.spark import home
-from tests.waiting import wait_until
+from tests.waiting import has_ended, wait_until
 
 FORKED = "headwater.spark.prefork"
 PRELOADED = ("pyspark_preloaded", "a_module_that_is_not_installed")
@@ -91,7 +91,7 @@ def test_other_programs_and_a_missing_process_start_python_itself(
 def test_fork_ends_with_its_program(program: str, number: signal.Signals) -> None:
     started, fork = start_waiting(program)
     started.send_signal(number)
-    wait_until(lambda: not fork.is_running(), what="the fork has ended")
+    wait_until(lambda: has_ended(fork), what="the fork has ended")
     assert started.wait(30) == (9 if number == signal.SIGTERM else -number)
 
 
@@ -123,7 +123,7 @@ def test_forks_end_when_the_process_that_made_them_is_killed(
     process.kill()
     process.communicate(timeout=60)
     assert started.wait(30) == 1
-    wait_until(lambda: not fork.is_running(), what="the fork has ended")
+    wait_until(lambda: has_ended(fork), what="the fork has ended")
 
 
 def test_forks_may_end_after_the_driver(program: str) -> None:

@@ -105,7 +105,7 @@ def accepted_at_the_second_attempt(url: str, body: bytes) -> bool:
     return False
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_any_node_takes_any_request(cluster: RunningCluster) -> None:
     for shard in range(3):
         name = cluster.name_in(shard, f"any{shard}-")
@@ -118,7 +118,7 @@ def test_any_node_takes_any_request(cluster: RunningCluster) -> None:
         assert content_of(urls(cluster, fork)[0]) == b"one;"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_dead_node_loses_nothing_and_drained_one_is_not_missed(cluster: RunningCluster) -> None:
     names = [cluster.name_in(shard, f"kept{shard}-") for shard in range(3)]
     for name in names:
@@ -145,7 +145,7 @@ def test_dead_node_loses_nothing_and_drained_one_is_not_missed(cluster: RunningC
     cluster.wait_until_shared(0, 1, 2)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_requests_get_503_while_postgres_has_no_standby(cluster: RunningCluster) -> None:
     name = cluster.name_in(0, "alone-")
     first, second, _ = urls(cluster, name)
@@ -184,7 +184,7 @@ def headwater(environment: dict[str, str], *arguments: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_cluster_is_checked_and_copied_into_a_directory_and_from_there_into_another_cluster(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:
