@@ -13,6 +13,7 @@ from tests.cluster.links import Link, LinkedWorkers, linked_workers
 from tests.cluster.workers import name_in
 from tests.waiting import settled
 
+CUTS = 3
 THERE = [name_in(1, 2, prefix) for prefix in ("a", "b", "c")]
 """Streams of worker 1. Clients connect to worker 0."""
 
@@ -167,12 +168,16 @@ def test_connection_cut_at_any_byte_mixes_up_no_response_and_repeats_no_write(lo
 def test_pieces_cancels_and_cuts_in_any_order_mix_up_no_response(long: bool) -> None:
     large = [name_in(1, 2, prefix) for prefix in ("large", "huge")]
     generator = random.Random(17)
+    requests = 300 if long else 30
 
     async def client(workers: LinkedWorkers, number: int, mine: str, counts: dict[str, int]) -> None:
         """Ask for this client's own stream and for shared ones, and disconnect in the middle now and then."""
         connection = await workers.client()
         written: list[bytes] = []
-        for sequence in range(300 if long else 30):
+        for sequence in range(100 * requests):
+            # How many requests there are between two cuts depends on the machine.
+            if sequence >= requests and counts["cuts"] >= CUTS:
+                break
             choice = generator.random()
             try:
                 if choice < 0.1:
@@ -220,6 +225,6 @@ def test_pieces_cancels_and_cuts_in_any_order_mix_up_no_response(long: bool) -> 
         replacing.cancel()
         await asyncio.wait([replacing])
         await workers.connect(Link())
-        assert min(counts.values()) > 2, counts
+        assert min(counts.values()) >= CUTS, counts
 
     _run(test, worker_wait_secs=30)
