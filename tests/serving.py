@@ -22,7 +22,7 @@ from tests.forking import ForkedProcess, forking_server
 from tests.waiting import wait_until
 
 START_TIMEOUT_SECS = 120.0
-STOP_TIMEOUT_SECS = 40.0
+STOP_TIMEOUT_SECS = 90.0
 TIME_HAS_PASSED = "time has passed: move {}."
 
 _REPOSITORY = Path(__file__).resolve().parent.parent

@@ -22,7 +22,7 @@ import pytest
 from tests.docs.markdown import REPOSITORY, Example
 from tests.serving import Server, server_environment
 
-BLOCK_TIMEOUT_SECS = 120.0
+BLOCK_TIMEOUT_SECS = 240.0
 PRINTED_ADDRESS = "localhost:4437"
 NODE_MODULES = REPOSITORY / "tests" / "npm" / "node_modules"
 

@@ -43,7 +43,7 @@ def test_json_and_toml_blocks_are_valid(page: Path) -> None:
             tomllib.loads(block.text)
 
 
-@pytest.mark.timeout(300)  # a page may start forty processes, which takes long on a busy machine
+@pytest.mark.timeout(900)  # a page may start forty processes, which takes long on a busy machine
 @pytest.mark.parametrize("page", _PAGES_WITH_EXAMPLES, ids=page_id)
 def test_blocks_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"

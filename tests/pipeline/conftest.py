@@ -22,7 +22,7 @@ from tests.postgres.databases import database
 from tests.serving import Server
 from tests.spark.streams import Streams, roomy
 
-PIPELINE_TEST_TIMEOUT_S = 600
+PIPELINE_TEST_TIMEOUT_S = 900
 
 _counter = itertools.count()
 

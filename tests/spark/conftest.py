@@ -25,7 +25,7 @@ assert pyspark.__version__ == "4.3.0", f"PySpark is {pyspark.__version__}, but 4
 
 from tests.spark.streams import Streams, roomy  # noqa: E402 - what is missing must be said first
 
-SPARK_TEST_TIMEOUT_S = 300
+SPARK_TEST_TIMEOUT_S = 600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
