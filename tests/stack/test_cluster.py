@@ -60,8 +60,12 @@ def test_cluster_starts_with_one_command_and_survives_a_node_and_the_primary(dir
     }
     with stack(directory, **settings) as made:
         made.up("--nodes", "3")
-        wait_until(lambda: shards(made), lambda found: all(each["is_serving"] for each in found), what="all shards")
-        assert {each["owner"] for each in shards(made)} == {"node-0", "node-1", "node-2"}
+        nodes = {"node-0", "node-1", "node-2"}
+        wait_until(
+            lambda: shards(made),
+            lambda found: all(each["is_serving"] for each in found) and {each["owner"] for each in found} == nodes,
+            what="all shards, at all nodes",
+        )
         with made.client(made.token("--scope", "streams:admin")) as client:
             client.timeout = 30
             for name in NAMES:
