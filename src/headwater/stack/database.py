@@ -118,6 +118,8 @@ class LocalPostgres:
     """Whether the database and the roles exist for certain: a standby cannot create them."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _is_set_up: bool = field(default=False, init=False)
+    _left_over: Sequence[ProcessIdentity] = field(default=(), init=False)
+    """Processes of a killed Postgres, which may still exit. Before that it does not start again on the same data."""
 
     @property
     def url(self) -> str:
@@ -189,6 +191,8 @@ class LocalPostgres:
         """Start the process and wait until it accepts queries."""
         if self.process is not None and self.process.poll() is None:
             return self
+        for backend in self._left_over:
+            backend.wait(STOP_TIMEOUT_S)
         self.prepare()
         command, options = self.command, self.popen_options
         if self.dies_with_parent:
@@ -232,14 +236,14 @@ class LocalPostgres:
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            _kill_postmaster(process)
+            self._left_over = _kill_postmaster(process)
             raise LocalPostgresError(f"Postgres did not stop within {timeout_s:.0f} s and was killed.") from None
 
     def kill(self) -> None:
         """Kill the process as a crash would; it recovers from its log at the next start."""
         process, self.process = self.process, None
         if process is not None:
-            _kill_postmaster(process)
+            self._left_over = _kill_postmaster(process)
 
     def log_end(self, size: int = 2000) -> str:
         return self.log.read_text("utf-8", "replace")[-size:] if self.log.exists() else ""
@@ -336,16 +340,12 @@ def _free_port() -> int:
         return port
 
 
-def _kill_postmaster(process: subprocess.Popen[bytes]) -> None:
-    """Kill the postmaster, and wait for its backends, which are in other sessions and exit when they see it die.
-
-    Before that, Postgres does not start again on the same data.
-    """
+def _kill_postmaster(process: subprocess.Popen[bytes]) -> list[ProcessIdentity]:
+    """Kill the postmaster. Returns its backends: they are in other sessions, and exit when they see it die."""
     backends: list[ProcessIdentity] = []
     if process.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             backends = [identity_of(each.pid) for each in psutil.Process(process.pid).children(recursive=True)]
         process.kill()
     process.wait(STOP_TIMEOUT_S)
-    for backend in backends:
-        backend.wait(STOP_TIMEOUT_S)
+    return backends
