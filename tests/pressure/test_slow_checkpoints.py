@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
+import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.http.raw import RawConnection
+from tests.pressure.crowds import percentile
 from tests.pressure.faults import CHECKPOINT_WAITS, HOLD, JOURNAL_SYNCS
 from tests.pressure.load import MIB, TEXT
 from tests.serving import Server, serve
@@ -16,6 +22,10 @@ APPENDS = 20
 BODY = b"c" * 400_000
 SYNCS_MAX = 2
 """The rest of a sync that has begun, and the next one, which has the append."""
+DISK = Path("/var/tmp")
+ROUNDS = 300
+HTTP_MS = 5.0
+"""What a request takes beside the disk, with a busy client."""
 
 
 class Writers:
@@ -73,3 +83,55 @@ def test_no_append_waits_for_a_checkpoint(mode: str) -> None:
 def test_waiting_for_a_checkpoint_is_noticed(mode: str) -> None:
     with pytest.raises(TimeoutError):
         most_syncs("syncs_one_file_at_a_time", mode, limit_s=2.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["file-durable", "acid"])
+def test_append_waits_at_most_twice_a_raw_sync_of_the_same_disk(mode: str) -> None:
+    """Small appends, and raw writes and syncs of what a commit has, while large appends keep checkpoints running."""
+    with (
+        tempfile.TemporaryDirectory(dir=DISK) as directory,
+        serve(
+            directory=Path(directory),
+            DS_STORAGE__MODE=mode,
+            DS_STORAGE__SEGMENT_BYTES=str(4 * MIB),
+            DS_STORAGE__HOT_TAIL_BYTES=str(4 * MIB),
+            DS_LIMITS__MAX_STREAM_BYTES="0",
+        ) as server,
+        RawConnection(server) as small,
+        RawConnection(server) as large,
+    ):
+        ended = threading.Event()
+        syncs: list[float] = []
+
+        def fill() -> None:
+            while not ended.is_set():
+                assert large.request("POST", "/v1/stream/large", headers=TEXT, body=BODY).status in {204, 503}
+
+        def sync() -> None:
+            with (Path(directory) / "probe").open("wb") as file:
+                while not ended.is_set():
+                    began = time.monotonic()
+                    file.seek(0)
+                    file.write(BODY)
+                    file.flush()
+                    os.fdatasync(file.fileno())
+                    syncs.append(time.monotonic() - began)
+
+        for name in ("small", "large"):
+            assert small.request("PUT", f"/v1/stream/{name}", headers=TEXT).status == 201
+        threads = [threading.Thread(target=work) for work in (fill, sync)]
+        for thread in threads:
+            thread.start()
+        appends: list[float] = []
+        try:
+            while len(appends) < ROUNDS:
+                began = time.monotonic()
+                if small.request("POST", "/v1/stream/small", headers=TEXT, body=b"x").status == 204:
+                    appends.append(time.monotonic() - began)
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+    found = {share: (percentile(appends, share), percentile(syncs, share)) for share in (0.5, 0.9)}
+    assert all(append <= SYNCS_MAX * sync + HTTP_MS for append, sync in found.values()), found
