@@ -7,11 +7,13 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.http.raw import RawConnection
+from tests.measured import least
 from tests.pressure.crowds import percentile
 from tests.pressure.faults import CHECKPOINT_WAITS, HOLD, JOURNAL_SYNCS
 from tests.pressure.load import MIB, TEXT
@@ -85,10 +87,9 @@ def test_waiting_for_a_checkpoint_is_noticed(mode: str) -> None:
         most_syncs("syncs_one_file_at_a_time", mode, limit_s=2.0)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["file-durable", "acid"])
-def test_append_waits_at_most_twice_a_raw_sync_of_the_same_disk(mode: str) -> None:
-    """Small appends, and raw writes and syncs of what a commit has, while large appends keep checkpoints running."""
+def raw_syncs_waited(mode: str) -> float:
+    """For how many raw writes and syncs of what a commit has, made at the same time, a small append waits while large
+    ones keep checkpoints running. The larger of the medians and the 90th percentiles."""
     with (
         tempfile.TemporaryDirectory(dir=DISK) as directory,
         serve(
@@ -133,5 +134,10 @@ def test_append_waits_at_most_twice_a_raw_sync_of_the_same_disk(mode: str) -> No
             ended.set()
             for thread in threads:
                 thread.join()
-    found = {share: (percentile(appends, share), percentile(syncs, share)) for share in (0.5, 0.9)}
-    assert all(append <= SYNCS_MAX * sync + HTTP_MS for append, sync in found.values()), found
+    return max((percentile(appends, share) - HTTP_MS) / percentile(syncs, share) for share in (0.5, 0.9))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["file-durable", "acid"])
+def test_append_waits_at_most_twice_a_raw_sync_of_the_same_disk(mode: str) -> None:
+    assert least(partial(raw_syncs_waited, mode), SYNCS_MAX) < SYNCS_MAX
