@@ -62,7 +62,6 @@ def worker_environment() -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
     }

@@ -13,6 +13,8 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from headwater.spark import home
 from tests.waiting import has_ended, wait_until
@@ -147,6 +149,15 @@ def test_second_session_uses_the_same_process(program: str, tmp_path: Path, monk
     assert run(program, "-m", "pyspark_tells").stdout == "True by Spark input\n"
 
 
+@pytest.mark.parametrize(("given", "is_replaced"), [(sys.executable, True), ("jupyter", False)])
+def test_python_of_the_driver_is_replaced_if_it_is_this_one(
+    program: str, given: str, is_replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", given)
+    home.start_prefork(tmp_path, PRELOADED)
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == (program if is_replaced else given)
+
+
 def test_another_python_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     monkeypatch.setattr(home, "_started", [])
@@ -163,4 +174,28 @@ def test_workers_of_a_session_are_forks(spark: SparkSession) -> None:
             yield pa.RecordBatch.from_pydict({"command": [" ".join(psutil.Process().cmdline())]})
 
     (row,) = spark.range(1, numPartitions=1).mapInArrow(command, "command string").collect()
+    assert FORKED in row.command
+
+
+class Planned(DataSource):
+    """A source whose one row is the command of the process in which Spark planned the query."""
+
+    def schema(self) -> str:
+        return "command string"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return PlannedReader()
+
+
+class PlannedReader(DataSourceReader):
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(" ".join(psutil.Process().cmdline()))]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+        yield (partition.value,)
+
+
+def test_processes_that_plan_are_forks(spark: SparkSession) -> None:
+    spark.dataSource.register(Planned)
+    (row,) = spark.read.format("Planned").load().collect()
     assert FORKED in row.command

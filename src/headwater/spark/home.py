@@ -104,6 +104,8 @@ def start_prefork(home: Path, preloaded: Sequence[str] = PRELOADED) -> None:
         return
     _write_program(home)
     os.environ["PYSPARK_PYTHON"] = program
+    if os.environ.get("PYSPARK_DRIVER_PYTHON") == sys.executable:
+        os.environ["PYSPARK_DRIVER_PYTHON"] = program  # If it is set, Spark plans and commits with it.
     if any(process.poll() is None for process in _started):
         return
     place = Path(tempfile.mkdtemp(prefix="headwater-prefork-")) / "socket"
