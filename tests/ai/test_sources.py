@@ -193,7 +193,7 @@ def test_sessions_of_the_agents_sdk_are_shared_and_survive(url: str) -> None:
     from agents.models.interface import Model as AgentModel
     from openai.types.responses import ResponseOutputMessage, ResponseOutputText
 
-    class Echo(AgentModel):
+    class Echo(AgentModel):  # type: ignore[misc]
         """Says how many items of the conversation it was given."""
 
         async def get_response(self, system_instructions: Any, input: Any, *args: Any, **options: Any) -> ModelResponse:  # noqa: A002
