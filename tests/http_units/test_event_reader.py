@@ -38,7 +38,7 @@ class Socket:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
-    def write_chunk(self, chunk: bytes) -> bool:
+    def offer_chunk(self, chunk: bytes) -> bool:
         if self.writable:
             size, _, rest = chunk.partition(b"\r\n")
             self.written.append(rest[: int(size, 16)])

@@ -177,8 +177,11 @@ class PollChannel:
     def write(self, data: bytes) -> None:
         self._channel.write(data)
 
-    def write_chunk(self, chunk: bytes) -> bool:
-        return self._channel.write_chunk(chunk)
+    def write_chunk(self, chunk: bytes) -> None:
+        self._channel.write_chunk(chunk)
+
+    def offer_chunk(self, chunk: bytes) -> bool:
+        return self._channel.offer_chunk(chunk)
 
     def yield_turn(self) -> None:
         self._channel.yield_turn()

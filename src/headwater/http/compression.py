@@ -147,7 +147,10 @@ class CompressedChannel:
     def write(self, data: bytes) -> None:
         self._channel.write(self._compressor.piece(data))
 
-    def write_chunk(self, chunk: bytes) -> bool:
+    def write_chunk(self, chunk: bytes) -> None:
+        raise AssertionError("a shared chunk cannot be sent on a compressed channel")
+
+    def offer_chunk(self, chunk: bytes) -> bool:
         raise AssertionError("a shared chunk cannot be sent on a compressed channel")
 
     def yield_turn(self) -> None:

@@ -280,12 +280,14 @@ class Connection(asyncio.Protocol):
             self._write_head(OK, headers + b"Transfer-Encoding: chunked\r\n")
 
     def write(self, data: bytes) -> None:
+        self.write_chunk(data if self._request.http_1_0 else b"%x\r\n%b\r\n" % (len(data), data))
+
+    def write_chunk(self, chunk: bytes) -> None:
         if self._writing is LIVE:
-            chunk = data if self._request.http_1_0 else b"%x\r\n%b\r\n" % (len(data), data)
             self._transport.write(chunk)
             self._count_turn(len(chunk))
 
-    def write_chunk(self, chunk: bytes) -> bool:
+    def offer_chunk(self, chunk: bytes) -> bool:
         if self._flow.reasons & UNREAD or self._turn_bytes >= TURN_BYTES or self._writing is not LIVE:
             return False
         self._transport.write(chunk)

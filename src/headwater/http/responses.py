@@ -72,11 +72,12 @@ class Channel(Protocol):
     def write(self, data: bytes) -> None:
         """Write a piece of the body. `writable` says whether another one should follow in this turn."""
 
-    def write_chunk(self, chunk: bytes) -> bool:
-        """Write a piece that is already encoded as a chunk, for a client that gets a chunked body (HTTP/1.1).
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write a piece that is already encoded as a chunk, for a client that gets a chunked body (HTTP/1.1)."""
 
-        False if the channel is not writable. One call for both, because each reader of each event needs it.
-        """
+    def offer_chunk(self, chunk: bytes) -> bool:
+        """Write such a piece if the channel is writable. One call for both, because each reader of each event needs
+        it."""
 
     def yield_turn(self) -> None:
         """Write no more in this turn; `on_writable` is called in a later one."""

@@ -173,7 +173,7 @@ class EventReader:
             and self._event_pieces is None
             and self._hold_timer is None
             and self._index >= stream.durable_retained_index
-            and self._channel.write_chunk(frame.wire)
+            and self._channel.offer_chunk(frame.wire)
         ):
             end = frame.end
             self._context.metrics.read_bytes += end.byte_position - self._position
@@ -242,7 +242,7 @@ class EventReader:
             and frame.cursor == cursor
             and frame.closed == stream.durable_closed
         ):
-            if not self._channel.write_chunk(frame.wire):
+            if not self._channel.offer_chunk(frame.wire):
                 return False
             self._advance(frame.end, is_closed=frame.closed)
             return True
@@ -296,7 +296,7 @@ class EventReader:
                 tail, closed = stream.durable_index, stream.durable_closed
                 ends_open = not closed and end.message_index == tail
                 stream.frame = SharedFrame(self._index, tail, closed, cursor, end, ends_open, wire)
-            if not self._channel.write_chunk(wire):
+            if not self._channel.offer_chunk(wire):
                 return False
         else:
             self._channel.write(payload)
