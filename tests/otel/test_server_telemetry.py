@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 
 import httpx
-import prometheus_client
 import pytest
 
 from tests.http.protocol import Stream
@@ -144,22 +143,27 @@ def test_nothing_is_imported_when_it_is_off() -> None:
     assert subprocess.run([sys.executable, "-c", script], env=server_environment(), check=False).returncode == 0
 
 
-def test_receiver_that_cannot_be_reached_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    from headwater.otel.export import TelemetryExport
+EXPORTED_TO_NOBODY = """
+import logging, sys
+import prometheus_client
+from headwater.otel.export import TelemetryExport
 
+logging.basicConfig(format="%(name)s %(message)s")
+export = TelemetryExport(sys.argv[1], "headwater", 1.0)
+for name in ("one", "two"):
+    export.tracer.start_span(name).end()
+export.close(prometheus_client.REGISTRY.collect())
+"""
+
+
+def test_receiver_that_cannot_be_reached_is_reported_once() -> None:
+    # A separate process: in this one, exports of other tests may report their own receivers.
     endpoint = f"http://127.0.0.1:{free_port()}"
-    export = TelemetryExport(endpoint, "headwater", 1.0)
-    for name in ("one", "two"):
-        export.tracer.start_span(name).end()
-    export.close(prometheus_client.REGISTRY.collect())
-    # Exports of other tests may still report their own receivers.
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [(record.name, text) for record in warnings if endpoint in (text := record.getMessage())] == [
-        (
-            "headwater.otel",
-            f"cannot send traces and metrics to {endpoint}: Connection refused;"
-            " they are dropped until it responds (check otel.endpoint)",
-        )
+    command = [sys.executable, "-c", EXPORTED_TO_NOBODY, endpoint]
+    done = subprocess.run(command, env=server_environment(), capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [
+        f"headwater.otel cannot send traces and metrics to {endpoint}: Connection refused;"
+        " they are dropped until it responds (check otel.endpoint)"
     ]
 
 
