@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from headwater.pipeline.loading import BatchPart, LoadResult, load, statements
 from headwater.pipeline.postgres_writer import WriterPlan, write_events
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connections import Connection, PostgresSetupError, connect
+from headwater.postgres.connections import Connection, PostgresSetupError, RetryingConnection, connect
 from headwater.postgres.tables import SESSION_EVENTS, EventMapping
 from tests.otel.receiver import otlp_receiver
 
@@ -334,3 +335,13 @@ def test_json_lists_fill_array_columns(connection: Connection) -> None:
         (["x", "y"], None, None),
     ]
     assert connection.execute("SELECT reason FROM headwater.dead_letters").fetchall() == [("refused",)]
+
+
+def test_connection_of_a_query_that_has_ended_is_closed(postgres_url: str) -> None:
+    opened: list[Connection] = []
+    database = RetryingConnection(postgres_url, 60.0)
+    database.run(opened.append)
+    assert not opened[0].closed
+    del database
+    gc.collect()
+    assert opened[0].closed

@@ -7,6 +7,7 @@ is lost), a row is invalid (set aside only that row), or the setup is wrong (sto
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Callable
@@ -81,6 +82,12 @@ class RetryingConnection:
         self._url = url
         self._wait_max_s = wait_max_s
         self._connection: Connection | None = None
+        self._process_id = os.getpid()
+
+    def __del__(self) -> None:
+        # Spark keeps the function of a query, and with it this object, for some time after the query has ended.
+        if self._process_id == os.getpid():
+            self.close()
 
     def run(self, work: Callable[[Connection], Result]) -> Result:
         """Call `work`; if the database became unavailable, again on a new connection. `work` must be repeatable."""
