@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from headwater.core.offsets import Offset
@@ -185,5 +186,6 @@ def test_model_detects_each_fault(breaks: Callable[[Subscriptions], None]) -> No
         return broken
 
     machine = type("BrokenMachine", (SubscriptionMachine,), {"make": staticmethod(make)})
-    with pytest.raises(AssertionError):
+    # A fault may show at other steps when the example that found it is repeated for the report.
+    with pytest.raises((AssertionError, Flaky)):
         run(machine, 400, Phase.generate)
