@@ -54,6 +54,9 @@ class Ticks:
     def on_thread(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         raise AssertionError("memory needs no thread")
 
+    def timer_s(self) -> float:
+        return time.perf_counter()
+
     def close(self) -> None: ...
 
     def tick(self) -> None:

@@ -82,6 +82,10 @@ class ManualScheduler:
     def on_thread(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         self._work.append((work, done))
 
+    def timer_s(self) -> float:
+        """The manual clock, so that a test does the same steps on a busy machine."""
+        return self._clock.monotonic_ms / 1000
+
     def close(self) -> None:
         self.closed = True
 

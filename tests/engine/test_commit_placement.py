@@ -55,6 +55,7 @@ class Bench:
     def __init__(self, mode: CommitMode = "auto", max_batch_bytes: int = 1 << 30) -> None:
         self.storage = TimedStorage()
         self.scheduler = ManualScheduler(ManualClock())
+        self.scheduler.timer_s = lambda: self.storage.now_s  # type: ignore[method-assign]
         self.answers: list[object] = []
         self.committer = Committer(
             self.storage,
@@ -64,7 +65,6 @@ class Bench:
             lambda *_: None,
             mode,
             max_batch_bytes=max_batch_bytes,
-            timer=lambda: self.storage.now_s,
         )
 
     def submit(self, size_bytes: int, answer: object = None) -> None:

@@ -7,6 +7,7 @@ count.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,11 @@ def _collect_garbage_as_the_server_does() -> Iterator[None]:
     yield
     gc.set_threshold(*thresholds)
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _limit_slices_by_the_real_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ManualScheduler, "timer_s", staticmethod(time.perf_counter))
 
 
 def longest_tick(server: SimulatedServer, until: Callable[[], object]) -> float:

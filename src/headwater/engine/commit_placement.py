@@ -9,7 +9,6 @@ GIL, so a batch is occasionally written on the loop as a probe, unless the disk 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
@@ -48,7 +47,7 @@ class CommitPlacement:
         "_timer",
     )
 
-    def __init__(self, mode: CommitMode, timer: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, mode: CommitMode, timer: Callable[[], float]) -> None:
         self._mode = mode
         self._timer = timer
         self._sync_s = 0.0

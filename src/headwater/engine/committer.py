@@ -16,7 +16,6 @@ acknowledged, and a sync is never retried (a second fsync can report success for
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -65,7 +64,6 @@ class Committer:
         mode: CommitMode = "auto",
         *,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._storage = storage
         self._scheduler = scheduler
@@ -73,12 +71,12 @@ class Committer:
         self._on_applied = on_applied
         """Called for every durable record except appends, before any response that depends on it."""
         self._publish = publish
-        self._placement = CommitPlacement(mode, timer)
+        self._placement = CommitPlacement(mode, scheduler.timer_s)
         self.submit: Callable[[CommitEntry, int], None] = self._enqueue if storage.waits_for_disk else self._commit_now
         """Commit an entry whose record has this size: at the end of this iteration of the event loop, or at once if
         there is no disk to wait for."""
         self._max_batch_bytes = max_batch_bytes
-        self._timer = timer
+        self._timer = scheduler.timer_s
         self._queue: list[CommitEntry] = []
         self._queued_bytes = 0
         self._flush_is_due = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -36,7 +35,7 @@ def split_range(
 
     def step() -> None:
         nonlocal at
-        until_s = time.perf_counter() + SLICE_S
+        until_s = scheduler.timer_s() + SLICE_S
         try:
             reader.check_readable(stream, at)
             with reader.deferring():
@@ -44,7 +43,7 @@ def split_range(
                     run_end = reader.run(stream, at, end, share).end
                     runs.append(convert(at, run_end))
                     at = run_end
-                    if time.perf_counter() >= until_s:
+                    if scheduler.timer_s() >= until_s:
                         scheduler.soon(step)
                         return
         except ColdRead as miss:

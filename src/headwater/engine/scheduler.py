@@ -1,4 +1,4 @@
-"""The engine's interface to the event loop: run soon, run later, run on a thread.
+"""The engine's interface to the event loop: run soon, run later, run on a thread, and how long a step has taken.
 
 Tests replace it to step through time and crashes without a loop.
 """
@@ -6,6 +6,7 @@ Tests replace it to step through time and crashes without a loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -24,11 +25,16 @@ class Scheduler(Protocol):
     def on_thread(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """Run `work` on the commit thread, then call `done` on the event loop with its exception, or None."""
 
+    def timer_s(self) -> float:
+        """Return the value of a precise timer, which limits how long one step holds the event loop."""
+
     def close(self) -> None: ...
 
 
 class LoopScheduler:
     """The real scheduler, on an asyncio loop."""
+
+    timer_s = staticmethod(time.perf_counter)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

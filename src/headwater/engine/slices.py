@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import perf_counter
 from typing import Final, TypeAlias
 
 from headwater.engine.scheduler import Scheduler
@@ -45,14 +44,15 @@ class Slices:
 
     def _run(self) -> None:
         self._is_scheduled = False
-        deadline = perf_counter() + SLICE_S
+        timer_s = self._scheduler.timer_s
+        deadline = timer_s() + SLICE_S
         steps_left = STEPS_MAX
-        while self._jobs and steps_left > 0 and perf_counter() < deadline:
+        while self._jobs and steps_left > 0 and timer_s() < deadline:
             steps, done = self._jobs.popleft()
             try:
                 for _ in steps:
                     steps_left -= 1
-                    if steps_left <= 0 or perf_counter() >= deadline:
+                    if steps_left <= 0 or timer_s() >= deadline:
                         self._jobs.append((steps, done))
                         break
                 else:

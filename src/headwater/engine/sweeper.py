@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -95,7 +94,7 @@ class Sweeper:
     def sweep(self, max_s: float | None = None) -> bool:
         """Remove expired streams, for at most `max_s`; True if there are more."""
         now_ms = self._clock.now_ms()
-        until_s = time.perf_counter() + max_s if max_s is not None else math.inf
+        until_s = self._scheduler.timer_s() + max_s if max_s is not None else math.inf
         for _ in range(SWEEP_MAX):
             heap = self._heap
             if self._old and (not heap or self._old[0] < heap[0]):
@@ -109,7 +108,7 @@ class Sweeper:
             if stream.expired(now_ms):
                 if not self._expire(stream):
                     self._held[stream_id] = None
-                if time.perf_counter() >= until_s:
+                if self._scheduler.timer_s() >= until_s:
                     return True
                 continue
             if stream.live_readers:

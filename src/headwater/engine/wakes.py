@@ -19,7 +19,6 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -235,7 +234,7 @@ class Wakes:
     def _process_dirty(self) -> None:
         """Process dirty subscriptions, for at most one slice: one append can make thousands of them dirty."""
         self._is_scheduled = False
-        deadline = perf_counter() + SLICE_S
+        deadline = self._scheduler.timer_s() + SLICE_S
         for _ in range(len(self._dirty)):
             subscription = self._dirty.popleft()
             subscription.is_dirty = False
@@ -246,7 +245,7 @@ class Wakes:
             except Exception:
                 # A bug in one subscription must not keep the others from being woken.
                 log.exception("processing subscription %r failed unexpectedly", subscription.id)
-            if perf_counter() >= deadline:
+            if self._scheduler.timer_s() >= deadline:
                 break
         self._schedule()
 
