@@ -178,10 +178,10 @@ class ServingWorker:
                 await coordination.start(registry, subscriptions)
             messages.send(self._control, messages.Ready())
             await _either(self._serve, self._stop)
+            keep_responsive(loop)
             server = await loop.create_server(
                 lambda: RelayingConnection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
             )
-            keep_responsive(loop)
             if telemetry is not None:
                 telemetry.start(ServerCollector(context).collect)
             repeated = [asyncio.create_task(sweep(context)), asyncio.create_task(usage.run())]

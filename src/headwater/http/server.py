@@ -110,8 +110,7 @@ async def _serve(settings: Settings, reloader: Reloader, pause: StorePause | Non
     warn_of_loss(settings)
     try:
         while not stop.is_set():
-            async with serving(settings, open_files_max, reloader, pause) as address:
-                keep_responsive(loop)
+            async with serving(settings, open_files_max, reloader, pause, lambda: keep_responsive(loop)) as address:
                 await first_of(stop.wait(), *(() if pause is None else (pause.requested.wait(),)))
             if pause is not None and pause.requested.is_set() and not stop.is_set():
                 log.info("paused: a local command works on %s", settings.storage.data_dir)
@@ -138,11 +137,16 @@ def with_port(settings: Settings, port: int) -> Settings:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, open_files_max: int, reloader: Reloader | None = None, pause: StorePause | None = None
+    settings: Settings,
+    open_files_max: int,
+    reloader: Reloader | None = None,
+    pause: StorePause | None = None,
+    on_recovered: Callable[[], None] | None = None,
 ) -> AsyncIterator[str]:
     """Listen within the running event loop; yields the address, and drains at the end.
 
-    It does not change the process: the caller sets limits, signals and the garbage collector.
+    It does not change the process: the caller sets limits and signals. `on_recovered` sets the garbage collector; it is
+    called when the streams are in memory and no client waits yet, because a full collection takes long.
     """
     loop = asyncio.get_running_loop()
     store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
@@ -166,6 +170,8 @@ async def serving(
         tls = build_tls(settings)
         if reloader is not None:
             reloader.attach(context, tls)
+        if on_recovered is not None:
+            on_recovered()
         server = await loop.create_server(
             lambda: Connection(context, router),
             settings.server.host,
