@@ -4,7 +4,8 @@
     python -m bench.calls --write    write them to bench/calls.json as the new limits
 
 The server runs in this process: connections with a transport that keeps what is written, the real engine, and storage
-in memory or in files. `sys.setprofile` counts calls of Python functions and of functions written in C. The test
+in memory or in files. `append-relayed` counts the calls of two workers, for an append that one relays to the other.
+`sys.setprofile` counts calls of Python functions and of functions written in C. The test
 `tests/test_call_counts.py` fails when an operation needs more calls than `bench/calls.json` allows.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
 import tempfile
@@ -19,9 +21,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headwater.cluster.followed_streams import FollowedStreams
+from headwater.cluster.following import Following
+from headwater.cluster.peers import Peer, Peers
+from headwater.cluster.placements import Placements
+from headwater.cluster.relay import Relay, RelayingConnection
+from headwater.cluster.relayed import RelayServer
+from headwater.cluster.routing import WorkerRouter
+from headwater.cluster.shards import ShardMap
+from headwater.cluster.shared_reads import SharedReads
 from headwater.config import Settings, StorageSettings
 from headwater.core import native
 from headwater.engine.engine import Engine
+from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import open_store
 from headwater.http.connection import Connection
 from headwater.http.context import Context
@@ -33,6 +45,8 @@ LIMITS = Path(__file__).with_name("calls.json")
 REPEATS = 200
 """Operations that are counted together, so that occasional work is averaged over them."""
 READERS = 50
+CONNECTIONS = 16
+"""Connections of a worker whose requests arrive in one iteration of the event loop."""
 
 
 class KeptTransport:
@@ -47,6 +61,9 @@ class KeptTransport:
     def is_closing(self) -> bool:
         return False
 
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
     def pause_reading(self) -> None:
         raise AssertionError("no operation here fills a queue")
 
@@ -55,6 +72,20 @@ class KeptTransport:
 
     def close(self) -> None:
         raise AssertionError("no operation here closes its connection")
+
+
+class PeerTransport:
+    """A socket between two workers: what one writes, the other receives in the next iteration of the event loop."""
+
+    def __init__(self, receiver: Peer) -> None:
+        self._receiver = receiver
+        self._loop = asyncio.get_running_loop()
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Do nothing: it is never full."""
+
+    def write(self, data: bytes) -> None:
+        self._loop.call_soon(self._receiver.data_received, data)
 
 
 class Counter:
@@ -172,11 +203,79 @@ async def count_events(world: World) -> float:
     return counter.calls / (repeats * READERS)
 
 
+class WorkerPair:
+    """Two workers of one server in this process. All names used here belong to worker 1; clients use worker 0."""
+
+    def __init__(self, worlds: list[World], loop: asyncio.AbstractEventLoop) -> None:
+        self.worlds = worlds
+        shard_map = ShardMap(16, 2)
+        both = [Peers(number, 2) for number in range(2)]
+        self._relays = [Relay(peers, loop, 1.0) for peers in both]
+        for world, peers, relay in zip(worlds, both, self._relays, strict=True):
+            placements = Placements(world.engine, shard_map, relay)
+            reads = SharedReads(world.context, FollowedStreams(world.engine, relay, LoopScheduler(loop)))
+            world.router = WorkerRouter(ROUTES, shard_map, peers.worker, relay, placements, reads)
+            following = Following(world.context, shard_map, relay, placements)
+            served = RelayServer(world.context, world.router, Router(ROUTES), relay, following)
+            peers.open_server = served.open
+        ends = [both[0].connect(1), both[1].connect(0)]
+        for peers, end, other in zip(both, ends, reversed(ends), strict=True):
+            end.connection_made(PeerTransport(other))  # type: ignore[arg-type]
+            peers.connected(end)
+        numbers = (f"w{number}" for number in itertools.count())
+        self.names = (name for name in numbers if shard_map.owner_of(name) == 1)
+
+    def connect(self) -> tuple[Connection, KeptTransport]:
+        """A client's connection to worker 0."""
+        world = self.worlds[0]
+        connection, transport = RelayingConnection(world.context, world.router, self._relays[0]), KeptTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        return connection, transport
+
+
+async def count_relayed(world: World) -> float:
+    """Calls of both workers for an append, when `CONNECTIONS` clients append at the same time."""
+    loop = asyncio.get_running_loop()
+    settings = Settings(storage=StorageSettings(mode="memory"))
+    first = build_engine(settings, open_store(settings.storage), loop)
+    first.start()
+    try:
+        front = World(first, build_context(settings, first, None, loop, 10_000))
+        pair = WorkerPair([front, world], loop)
+        clients = []
+        for _ in range(CONNECTIONS):
+            connection, transport = pair.connect()
+            name = next(pair.names)
+            append = encode("POST", f"/v1/stream/{name}", b"x" * 100)
+            await world.request(connection, transport, encode("PUT", f"/v1/stream/{name}"), b"201")
+            for _ in range(2):
+                await world.request(connection, transport, append, b"204")
+            clients.append((connection, transport, append))
+        counter = Counter()
+        repeats = REPEATS // 10
+        for _ in range(repeats):
+            answered = sum(len(transport.written) for _, transport, _ in clients) + CONNECTIONS
+            counter.start()
+            for connection, _, append in clients:
+                connection.data_received(append)
+            counter.stop()
+            while sum(len(transport.written) for _, transport, _ in clients) < answered:
+                counter.start()
+                await asyncio.sleep(0)
+                counter.stop()
+        assert all(transport.written[-1].startswith(b"HTTP/1.1 204") for _, transport, _ in clients)
+        assert not first.catalog.by_name, "worker 0 owns none of the streams"
+        return counter.calls / (repeats * CONNECTIONS)
+    finally:
+        first.stop()
+
+
 JSON_BATCH = b"[" + b",".join(b'{"number":%d,"text":"some text"}' % number for number in range(100)) + b"]"
 
 OPERATIONS: dict[str, tuple[str, Callable[[World], Any]]] = {
     "append-memory": ("memory", lambda world: count_appends(world, b"x" * 100)),
     "append-durable": ("file-durable", lambda world: count_appends(world, b"x" * 100)),
+    "append-relayed": ("memory", count_relayed),
     "json-100-memory": ("memory", lambda world: count_json(world, compiled=False)),
     "read-memory": ("memory", count_reads),
     "read-durable": ("file-durable", count_reads),

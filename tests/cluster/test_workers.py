@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from headwater.client import Client
+from headwater.cluster.relay import MOVE_AFTER
 from headwater.cluster.shards import ShardMap
 from tests.cluster.workers import name_in, process_of, processes, wait_for_restart
 from tests.http.subscribing import Subscription
@@ -95,6 +96,32 @@ def test_connection_moves_to_the_owner_of_its_stream_with_its_pending_request() 
         for number, other in enumerate(others):
             _create(other, f"after{number}", "x")
         assert _text(client, name) == "0,1,2,3,4,5,6,7,"
+
+
+def test_connection_that_alternates_between_two_workers_does_not_move() -> None:
+    """Moving costs more than relaying: only requests in a row for one other worker move a connection again."""
+    own, other = name_in(0, 2), name_in(1, 2)
+    with serve(DS_SERVER__WORKERS="2") as server, _client(server) as client:
+
+        def holder() -> int:
+            """The worker that has the connection of the client."""
+            here = client._transport._pool.connections[0]._connection._network_stream  # type: ignore[attr-defined]
+            port = here.get_extra_info("client_addr")[1]
+            peers = [{used.raddr.port for used in one.net_connections() if used.raddr} for one in processes(server)]
+            return next(worker for worker, ports in enumerate(peers) if port in ports)
+
+        for name in (own, other):
+            _create(client, name)
+        for _ in range(MOVE_AFTER):
+            client.post(f"/v1/stream/{own}", headers=TEXT, content=b"x").raise_for_status()
+        wait_until(lambda: holder() == 0, what="the end of the socket in the other worker")
+        for _ in range(2 * MOVE_AFTER):
+            client.post(f"/v1/stream/{other}", headers=TEXT, content=b"x").raise_for_status()
+            client.post(f"/v1/stream/{own}", headers=TEXT, content=b"x").raise_for_status()
+            assert holder() == 0
+        for _ in range(MOVE_AFTER):
+            client.post(f"/v1/stream/{other}", headers=TEXT, content=b"x").raise_for_status()
+        wait_until(lambda: holder() == 1, what="the connection to move")
 
 
 @pytest.mark.parametrize("workers", ["2", "3"])

@@ -26,7 +26,7 @@ from headwater.http.routing import Handler, Router
 from headwater.http.states import IDLE, LIVE
 
 MOVE_AFTER: Final = 16
-"""Number of consecutive requests for streams of one other worker after which a connection moves again."""
+"""Number of requests in a row for streams of one other worker after which a connection moves again."""
 MOVED_MAX_BYTES: Final = 32 * 1024
 """The largest request that a connection can be handed over with."""
 _NOT_RELAYED: Final = frozenset((b"expect", b"transfer-encoding", b"content-length"))
@@ -73,8 +73,9 @@ class RelayingConnection(Connection):
         )
 
     def move(self, send: Callable[[int], bool]) -> bool:
-        """Pass the socket to `send`; False if that fails, in which case nothing has changed."""
+        """Pass the socket to `send`; False if that fails, in which case the connection stays here for a while."""
         self.has_moved = True
+        self._streak = 0
         if not send(self._transport.get_extra_info("socket").fileno()):
             return False
         # The socket stays open in the other worker.
@@ -110,8 +111,11 @@ class RelayingConnection(Connection):
         if check is not None:
             check()
         super()._answer(request, known)
-        if known is not None and type(self._live) is RelayedAnswer and self._live.may_move:
-            known.operation, known.owner = self._operation, self._live.worker
+        live = self._live
+        if type(live) is not RelayedAnswer:
+            self._streak = 0
+        elif known is not None and live.may_move:
+            known.operation, known.owner = self._operation, live.worker
 
     def _answer_known(self, known: KnownHead, body: bytes) -> None:
         """Process a request with a known head. If that head was relayed before, skip the routing."""
@@ -119,6 +123,7 @@ class RelayingConnection(Connection):
         if check is not None:
             check()
         if known.owner < 0 or self._is_proxied or self._context.debug:
+            self._streak = 0
             super()._answer_known(known, body)
             return
         self._request = known.request
