@@ -211,6 +211,7 @@ class WorkerPair:
         shard_map = ShardMap(16, 2)
         both = [Peers(number, 2) for number in range(2)]
         self._relays = [Relay(peers, loop, 1.0) for peers in both]
+        self._relays[0].hand_over = _no_hand_over
         for world, peers, relay in zip(worlds, both, self._relays, strict=True):
             placements = Placements(world.engine, shard_map, relay)
             reads = SharedReads(world.context, FollowedStreams(world.engine, relay, LoopScheduler(loop)))
@@ -230,7 +231,12 @@ class WorkerPair:
         world = self.worlds[0]
         connection, transport = RelayingConnection(world.context, world.router, self._relays[0]), KeptTransport()
         connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.has_moved, connection.is_movable = True, False  # So that every request is relayed.
         return connection, transport
+
+
+def _no_hand_over(_worker: int, _descriptor: int, _request: bytes) -> bool:
+    raise AssertionError("the connections cannot move")
 
 
 async def count_relayed(world: World) -> float:
@@ -248,7 +254,7 @@ async def count_relayed(world: World) -> float:
             name = next(pair.names)
             append = encode("POST", f"/v1/stream/{name}", b"x" * 100)
             await world.request(connection, transport, encode("PUT", f"/v1/stream/{name}"), b"201")
-            for _ in range(2):
+            for _ in range(4):
                 await world.request(connection, transport, append, b"204")
             clients.append((connection, transport, append))
         counter = Counter()

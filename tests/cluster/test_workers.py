@@ -107,8 +107,11 @@ def test_connection_that_alternates_between_two_workers_does_not_move() -> None:
             """The worker that has the connection of the client."""
             here = client._transport._pool.connections[0]._connection._network_stream  # type: ignore[attr-defined]
             port = here.get_extra_info("client_addr")[1]
-            peers = [{used.raddr.port for used in one.net_connections() if used.raddr} for one in processes(server)]
-            return next(worker for worker, ports in enumerate(peers) if port in ports)
+            for worker, process in enumerate(processes(server)):
+                opened = process.net_connections()
+                if any(one.status == psutil.CONN_ESTABLISHED and one.raddr.port == port for one in opened):
+                    return worker
+            raise AssertionError("no worker has the connection")
 
         for name in (own, other):
             _create(client, name)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from headwater.cluster import frames
-from headwater.cluster.peers import Peer, TunnelServer
+from headwater.cluster.peers import NO_ORIGIN, Peer, TunnelServer
 from headwater.cluster.placements import Placements
 from headwater.cluster.relay import Relay
 from headwater.cluster.shards import ShardMap
@@ -80,7 +80,7 @@ class SentEvents:
         self._is_due = False
         self._has_said_complete = False
 
-    def begin(self, peer_name: bytes, data: bytes) -> None:
+    def begin(self, origin: bytes, data: bytes) -> None:
         offsets, prefix, start, scope = _decode(data)
         self._events = self._following.here(FollowRequest(offsets, prefix, start), Scope(*scope), self._on_ready)
         self._events.start()
@@ -154,8 +154,7 @@ class OthersEvents:
             self._relay.peers.wait(self._worker, self.start)
             return
         self._peer = peer
-        self._number = peer.open_tunnel(self)
-        peer.send(frames.BEGIN_FOLLOW, self._number, b"\0" + self._request)
+        self._number = peer.begin(self, frames.BEGIN_FOLLOW, NO_ORIGIN, self._request)
 
     def close(self) -> None:
         self._relay.peers.leave(self._worker, self.start)

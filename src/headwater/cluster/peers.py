@@ -26,8 +26,14 @@ WRITE_BUFFER_BYTES: Final = 1024 * 1024
 RETRY: Final = (("Retry-After", "1"),)
 """Header of the responses to requests that failed because of another worker."""
 
+NO_ORIGIN: Final = b"\0"
+"""The origin of a request without a client, or whose client is not relevant."""
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
+_pack: Final = HEADER.pack
+_unpack: Final = HEADER.unpack_from
+_HEADER_BYTES: Final = HEADER.size
 
 Answerer: TypeAlias = Callable[[int, Any], Awaitable[Any]]
 """Takes the worker that asks and the arguments; returns the answer as plain values."""
@@ -60,7 +66,8 @@ class TunnelClient(Protocol):
 class TunnelServer(Protocol):
     """Processes one relayed request."""
 
-    def begin(self, peer_name: bytes, data: bytes) -> None: ...
+    def begin(self, origin: bytes, data: bytes) -> None:
+        """The request, or its first bytes. `origin` is the client's address, after a byte with its length."""
 
     def feed(self, data: bytes) -> None: ...
 
@@ -137,15 +144,27 @@ class Peer(asyncio.Protocol):
             data = self._rest + data
         at, size = 0, len(data)
         self._flushes_at_end = not self._unsent
-        while size - at >= HEADER.size and not self.is_lost:
-            length, kind, number = HEADER.unpack_from(data, at)
-            end = at + HEADER.size + length
-            if end > size:
+        while size - at >= _HEADER_BYTES and not self.is_lost:
+            length, kind, number = _unpack(data, at)
+            begin = at + _HEADER_BYTES
+            at = begin + length
+            if at > size:
+                at = begin - _HEADER_BYTES
                 break
-            payload = data[at + HEADER.size : end]
-            at = end
             try:
-                self._on_frame(kind, number, payload)
+                if kind == frames.WHOLE:
+                    client = self._clients.pop(number, None)
+                    if client is not None:
+                        client.on_whole(data[begin:at])
+                elif kind in frames.BEGINS:
+                    origin = begin + 1 + data[begin]
+                    request = data[origin:at]
+                    server = self._peers.open_server(self, number, kind, request)
+                    if server is not None:
+                        self._servers[number] = server
+                        server.begin(data[begin:origin], request)
+                else:
+                    self._on_frame(kind, number, data[begin:at])
             except Exception:
                 log.exception("a frame of kind %d from worker %d failed unexpectedly", kind, self.worker)
         self._rest = data[at:]
@@ -155,10 +174,16 @@ class Peer(asyncio.Protocol):
 
     # -- tunnels of this side --------------------------------------------------------------------------------------
 
-    def open_tunnel(self, client: TunnelClient) -> int:
-        """The number of a new request, whose response `client` receives."""
+    def begin(self, client: TunnelClient, kind: int, origin: bytes, data: bytes) -> int:
+        """Send a request, or its first bytes, whose response `client` receives; returns its number. `origin` is the
+        client's address, after a byte with its length."""
         self._last_number = number = self._last_number + 1
         self._clients[number] = client
+        # `send` inlined: every relayed request passes here.
+        if not self.is_lost:
+            if not self._unsent and not self._flushes_at_end:
+                self._loop.call_soon(self._flush)
+            self._unsent += (_pack(len(origin) + len(data), kind, number), origin, data)
         return number
 
     def cancel_tunnel(self, number: int) -> None:
@@ -174,8 +199,7 @@ class Peer(asyncio.Protocol):
             return
         if not self._unsent and not self._flushes_at_end:
             self._loop.call_soon(self._flush)
-        self._unsent.append(HEADER.pack(len(payload), kind, number))
-        self._unsent.append(payload)
+        self._unsent += (_pack(len(payload), kind, number), payload)
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -213,20 +237,10 @@ class Peer(asyncio.Protocol):
         self.send(frames.LEAVE, 0, stream_id.to_bytes(8, "big"))
 
     def _on_frame(self, kind: int, number: int, payload: bytes) -> None:
-        if kind == frames.WHOLE:
-            client = self._clients.pop(number, None)
-            if client is not None:
-                client.on_whole(payload)
-        elif kind == frames.DATA:
+        if kind == frames.DATA:
             client = self._clients.get(number)
             if client is not None:
                 client.on_data(payload)
-        elif kind in frames.BEGINS:
-            end = 1 + payload[0]
-            server = self._peers.open_server(self, number, kind, payload[end:])
-            if server is not None:
-                self._servers[number] = server
-                server.begin(payload[1:end], payload[end:])
         elif kind in (frames.END, frames.LAST):
             client = self._clients.pop(number, None)
             if client is not None:

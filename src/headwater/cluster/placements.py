@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from headwater.cluster import frames
-from headwater.cluster.peers import Peer, PeerLostError
-from headwater.cluster.relay import Exchange, Relay, RelayingConnection, client_name, request_bytes
+from headwater.cluster.peers import NO_ORIGIN, Peer, PeerLostError
+from headwater.cluster.relay import Exchange, Relay, RelayingConnection, request_bytes
 from headwater.cluster.shards import ShardMap
 from headwater.core.errors import Refusal
 from headwater.engine.engine import Engine
@@ -234,8 +234,10 @@ class PlacedWrite:
                     self._respond(await self._handle_here())
                     return
                 peer = await self._relay.peer(worker)
-                client, data = client_name(self._channel), request_bytes(self._request)
-                response, close = await Exchange(peer, data, frames.BEGIN_PLACED, client).response
+                channel = self._channel
+                origin = channel.find_origin() if isinstance(channel, RelayingConnection) else NO_ORIGIN
+                data = request_bytes(self._request)
+                response, close = await Exchange(peer, data, frames.BEGIN_PLACED, origin).response
                 self._pass_on(response, close=close)
                 await placements.remove_if_gone(name)
         except Refusal as refusal:

@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, Final
 
 from headwater.cluster import frames
-from headwater.cluster.peers import RETRY, Peer, PeerLostError, Peers
+from headwater.cluster.peers import NO_ORIGIN, RETRY, Peer, PeerLostError, Peers, TunnelClient
 from headwater.core.errors import WorkerUnavailable
 from headwater.http.connection import Connection
 from headwater.http.context import Context
 from headwater.http.deadlines import Deadline, Deadlines
+from headwater.http.flow import TURN_BYTES
 from headwater.http.head_cache import KnownHead
 from headwater.http.paths import Address
 from headwater.http.request import Request
@@ -37,12 +38,13 @@ _SAFE: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 class RelayingConnection(Connection):
     """A connection whose requests other workers may process; such a response ends when that worker reports its end."""
 
-    __slots__ = ("_peer_name", "_relay", "_streak", "_streak_owner", "has_moved", "is_movable")
+    __slots__ = ("_relay", "_streak", "_streak_owner", "has_moved", "is_movable", "origin")
 
     def __init__(self, context: Context, router: Router, relay: Relay) -> None:
         super().__init__(context, router)
         self._relay = relay
-        self._peer_name: bytes | None = None
+        self.origin = b""
+        """The client's address, after a byte with its length; empty until it is needed."""
         self.is_movable = False
         """Whether the socket can be handed over: it is a client's and has no TLS state in this process."""
         self.has_moved = False
@@ -53,14 +55,16 @@ class RelayingConnection(Connection):
         super().connection_made(transport)
         self.is_movable = transport.get_extra_info("sslcontext") is None
 
-    def should_move(self, owner: int) -> bool:
-        """Whether to hand over the connection with the current request: at its first request, or after it has used
-        streams of that worker for a while."""
+    def stays(self, owner: int) -> bool:
+        """Count a request for a stream of another worker. False if the connection should move there with it: at its
+        first request, or after it has used streams of that worker for a while."""
         if owner != self._streak_owner:
             self._streak_owner, self._streak = owner, 0
         self._streak += 1
-        if self.has_moved and self._streak < MOVE_AFTER:
-            return False
+        return self.has_moved and self._streak < MOVE_AFTER
+
+    def can_move(self) -> bool:
+        """Whether the connection can be handed over with the current request."""
         return (
             self.is_movable
             and not self._queue
@@ -88,7 +92,9 @@ class RelayingConnection(Connection):
         if self._live is not None:
             self._live = None
             self._transport.write(data)
-            self._count_turn(len(data))
+            self._turn_bytes += len(data)
+            if self._turn_bytes >= TURN_BYTES:
+                self._schedule_turn()
             self._finish()
 
     def end_relayed(self, *, close: bool) -> None:
@@ -98,13 +104,12 @@ class RelayingConnection(Connection):
             self._is_last = self._is_last or close
             self._finish()
 
-    @property
-    def peer_name(self) -> bytes:
-        if self._peer_name is None:
-            # Cached, because each access is a system call.
-            peer = self._transport.get_extra_info("peername")
-            self._peer_name = f"{peer[0]}:{peer[1]}".encode() if isinstance(peer, tuple) else b""
-        return self._peer_name
+    def find_origin(self) -> bytes:
+        """Find out the client's address, once, because that is a system call."""
+        peer = self._transport.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}".encode() if isinstance(peer, tuple) else b""
+        self.origin = b"%c%b" % (len(address), address)
+        return self.origin
 
     def _answer(self, request: Request, known: KnownHead | None = None) -> None:
         check = self._relay.peers.check
@@ -122,14 +127,16 @@ class RelayingConnection(Connection):
         check = self._relay.peers.check
         if check is not None:
             check()
-        if known.owner < 0 or self._is_proxied or self._context.debug:
-            self._streak = 0
+        owner = known.owner
+        if owner < 0 or self._is_proxied or self._context.debug:
+            if known.repeat is not None:
+                self._streak = 0
             super()._answer_known(known, body)
             return
-        self._request = known.request
+        self._request = request = known.request
         self._operation = known.operation
         self._writing = LIVE
-        answer = RelayedAnswer(self._relay, known.owner, known.head + body, known.request.method in _SAFE, frames.BEGIN)
+        answer = RelayedAnswer(self._relay, owner, known.head + body, request.method in _SAFE, frames.BEGIN)
         answer.may_move = True
         self._live = answer
         answer.start(self)
@@ -195,13 +202,12 @@ class Exchange:
 
     __slots__ = ("_data", "_number", "_peer", "response")
 
-    def __init__(self, peer: Peer, data: bytes, begin: int, client: bytes = b"") -> None:
+    def __init__(self, peer: Peer, data: bytes, begin: int, origin: bytes = NO_ORIGIN) -> None:
         self.response: asyncio.Future[tuple[bytes, bool]] = asyncio.get_running_loop().create_future()
         """The response, and whether the client's connection must be closed. Fails with `PeerLostError`."""
         self._peer = peer
         self._data: list[bytes] = []
-        self._number = peer.open_tunnel(self)
-        send_request(peer, begin, self._number, client, data)
+        self._number = begin_request(peer, self, begin, origin, data)
 
     def on_whole(self, data: bytes) -> None:
         self.on_data(data)
@@ -225,15 +231,15 @@ class Exchange:
         """Do nothing: the body was already sent."""
 
 
-def send_request(peer: Peer, begin: int, number: int, client: bytes, data: bytes) -> None:
-    """Send the bytes of a request into a tunnel."""
+def begin_request(peer: Peer, client: TunnelClient, begin: int, origin: bytes, data: bytes) -> int:
+    """Send the bytes of a request into a new tunnel; returns its number."""
     if len(data) <= frames.PAYLOAD_MAX_BYTES:
-        peer.send(begin, number, b"%c%b%b" % (len(client), client, data))
-        return
+        return peer.begin(client, begin, origin, data)
     first, *others = frames.pieces(data)
-    peer.send(begin, number, b"%c%b%b" % (len(client), client, first))
+    number = peer.begin(client, begin, origin, first)
     for piece in others:
         peer.send(frames.MORE, number, piece)
+    return number
 
 
 class RelayedAnswer:
@@ -248,7 +254,7 @@ class RelayedAnswer:
         self._data = data
         self._is_safe = is_safe
         self._begin = begin
-        self._channel: Channel | None = None
+        self._channel: RelayingConnection | None = None
         self._peer: Peer | None = None
         self._number = 0
         self._has_begun = False
@@ -260,15 +266,11 @@ class RelayedAnswer:
     # -- as a live response ----------------------------------------------------------------------------------------
 
     def start(self, channel: Channel) -> None:
-        hand_over = self._relay.hand_over
-        if (
-            hand_over is not None
-            and self.may_move
-            and isinstance(channel, RelayingConnection)
-            and channel.should_move(self.worker)
-            and channel.move(partial(self._move, hand_over))
-        ):
-            return
+        assert isinstance(channel, RelayingConnection), "requests are relayed for clients of this worker"
+        if self.may_move and not channel.stays(self.worker) and channel.can_move():
+            hand_over = self._relay.hand_over
+            if hand_over is not None and channel.move(partial(self._move, hand_over)):
+                return
         self._channel = channel
         self._send()
 
@@ -298,7 +300,6 @@ class RelayedAnswer:
         self._peer = None
         channel, self._channel = self._channel, None
         if channel is not None:
-            assert isinstance(channel, RelayingConnection)
             channel.write_relayed(data)
 
     def on_data(self, data: bytes) -> None:
@@ -315,14 +316,12 @@ class RelayedAnswer:
         self._peer = None
         channel, self._channel = self._channel, None
         if channel is not None:
-            assert isinstance(channel, RelayingConnection)
             channel.end_relayed(close=close)
 
     def on_cut(self) -> None:
         self._peer = None
         channel, self._channel = self._channel, None
         if channel is not None:
-            assert isinstance(channel, Connection)
             channel.abort()
 
     def on_peer_lost(self) -> None:
@@ -339,7 +338,8 @@ class RelayedAnswer:
     # -- implementation --------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        relay = self._relay
+        relay, channel = self._relay, self._channel
+        assert channel is not None, "the client waits for the response"
         peer = relay.peers.get(self.worker)
         if peer is None:
             relay.peers.wait(self.worker, self._retry)
@@ -347,8 +347,7 @@ class RelayedAnswer:
                 self._deadline = relay.deadlines.set(self._give_up)
             return
         self._peer = peer
-        self._number = peer.open_tunnel(self)
-        send_request(peer, self._begin, self._number, client_name(self._channel), self._data)
+        self._number = begin_request(peer, self, self._begin, channel.origin or channel.find_origin(), self._data)
 
     def _retry(self) -> None:
         self._stop_waiting()
@@ -366,11 +365,6 @@ class RelayedAnswer:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.refuse(unavailable(self.worker, self._relay.wait_s))
-
-
-def client_name(channel: Channel | None) -> bytes:
-    """The address of the client, for the worker that processes its request."""
-    return channel.peer_name if isinstance(channel, RelayingConnection) else b""
 
 
 def unavailable(worker: int, wait_s: float) -> WorkerUnavailable:

@@ -20,8 +20,9 @@ from headwater.cluster.peers import Peer, TunnelServer
 from headwater.cluster.relay import Relay, RelayingConnection
 from headwater.core.errors import Refusal
 from headwater.http.context import Context
+from headwater.http.head_cache import KnownHead
 from headwater.http.headers import NO_CONTENT
-from headwater.http.responses import Response, problem
+from headwater.http.responses import Repeat, Response, problem
 from headwater.http.routing import Router
 from headwater.http.states import IDLE
 
@@ -43,11 +44,11 @@ class RelayedConnection(RelayingConnection):
         self._transport = cast("asyncio.Transport", tunnel)
         self._flow.attach(self._transport)
 
-    def begin(self, peer_name: bytes, data: bytes) -> None:
+    def begin(self, origin: bytes, data: bytes) -> None:
         """Process the request of this client."""
-        self._peer_name = peer_name
+        self.origin = origin
         if self._context.proxies:
-            self._is_proxied = self._context.proxies.trusts(peer_name.decode("latin-1").rpartition(":")[0])
+            self._is_proxied = self._context.proxies.trusts(origin[1:].decode("latin-1").rpartition(":")[0])
         self.data_received(data)
 
     def reset(self) -> bool:
@@ -76,8 +77,8 @@ class RelayedConnection(RelayingConnection):
 class Tunnel:
     """The transport of a relayed connection, and the receiver of its frames."""
 
-    __slots__ = ("_closing", "_connection", "_context", "_held", "_number", "_on_free", "_pauses", "_peer",
-                 "_peer_name", "is_whole")  # fmt: skip
+    __slots__ = ("_client", "_closing", "_connection", "_context", "_held", "_number", "_on_free", "_pauses",
+                 "_peer", "is_whole")  # fmt: skip
 
     def __init__(self, context: Context, router: Router, relay: Relay, on_free: Callable[[Tunnel, bool], None]) -> None:
         self._context = context
@@ -85,7 +86,7 @@ class Tunnel:
         """Called at the end of each request, with whether the tunnel can have another one."""
         self._peer: Peer = None  # type: ignore[assignment]
         self._number = 0
-        self._peer_name = b""
+        self._client = b""
         self._held: bytes | None = None
         self.is_whole = False
         """Whether the next write is a whole response, which is sent together with its end."""
@@ -100,11 +101,11 @@ class Tunnel:
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
-    def begin(self, peer_name: bytes, data: bytes) -> None:
-        self._peer_name = peer_name
+    def begin(self, origin: bytes, data: bytes) -> None:
+        self._client = origin[1:]
         if self._peer.is_congested:
             self.pause()
-        self._connection.begin(peer_name, data)
+        self._connection.begin(origin, data)
 
     def feed(self, data: bytes) -> None:
         if not self._closing:
@@ -193,8 +194,8 @@ class Tunnel:
         return False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        if name == "peername" and self._peer_name:
-            host, _, port = self._peer_name.decode("latin-1").rpartition(":")
+        if name == "peername" and self._client:
+            host, _, port = self._client.decode("latin-1").rpartition(":")
             return host, port
         return default
 
@@ -208,6 +209,7 @@ class RelayServer:
         self._context = context
         self._relay = relay
         self._following = following
+        self._has_proxies = bool(context.proxies)
         self._repeated = 0
         """Appends in progress that have no tunnel."""
         self._pools: Final = {frames.BEGIN: _Pool(router), frames.BEGIN_PLACED: _Pool(placed_router)}
@@ -215,27 +217,23 @@ class RelayServer:
     def open(self, peer: Peer, number: int, begin: int, data: bytes) -> TunnelServer | None:
         if begin == frames.BEGIN_FOLLOW:
             return self._following.serve(peer, number)
-        pool = self._pools[begin]
-        if self._repeat(pool.router, peer, number, data):
-            return None
-        tunnel = pool.idle.pop() if pool.idle else Tunnel(self._context, pool.router, self._relay, pool.free)
+        pool, context = self._pools[begin], self._context
+        if not context.observed and not self._has_proxies:
+            known = pool.router.head_cache.find(data)
+            if known is not None and known.repeat is not None and b"origin" not in known.request.headers:
+                self._repeat(known, known.repeat, peer, number, data)
+                return None
+        tunnel = pool.idle.pop() if pool.idle else Tunnel(context, pool.router, self._relay, pool.free)
         pool.busy.add(tunnel)
         return tunnel.use(peer, number)
 
-    def _repeat(self, router: Router, peer: Peer, number: int, data: bytes) -> bool:
+    def _repeat(self, known: KnownHead, repeat: Repeat, peer: Peer, number: int, data: bytes) -> None:
         """Process an append whose head is known, without a tunnel: most of what is relayed are such appends."""
-        context = self._context
-        if data[:5] != b"POST " or context.observed or context.proxies:
-            return False
-        known = router.head_cache.find(data)
-        if known is None or known.repeat is None or b"origin" in known.request.headers:
-            return False
-        repeat = known.repeat
         check = self._relay.peers.check
         if check is not None:
             check()
         self._repeated += 1
-        done = partial(self._repeated_once, peer, number, known.operation, repeat.render, perf_counter())
+        done = partial(self._complete, peer, number, known.operation, repeat.render, perf_counter())
         try:
             repeat.begin(data[len(known.head) :], done)
         except Refusal as refusal:
@@ -244,9 +242,8 @@ class RelayServer:
             log.exception("%s %r failed unexpectedly", known.request.method, known.request.target)
             self._repeated -= 1
             peer.send(frames.CUT, number)
-        return True
 
-    def _repeated_once(
+    def _complete(
         self,
         peer: Peer,
         number: int,
@@ -255,14 +252,18 @@ class RelayServer:
         began_s: float,
         result: Any,
     ) -> None:
+        """Send the response to an append without a tunnel."""
         self._repeated -= 1
-        response = problem(result) if isinstance(result, Refusal) else Response(NO_CONTENT, render(result))
-        status, headers, body = response.status, response.headers, b""
-        if status != NO_CONTENT:
-            body = response.body
-            headers += b"Content-Length: %d\r\n" % len(body)
         context = self._context
-        peer.send(frames.WHOLE, number, b"%b%b\r\n%b" % (context.common_headers.beginnings[status], headers, body))
+        beginnings = context.common_headers.beginnings
+        if isinstance(result, Refusal):
+            response = problem(result)
+            status, body = response.status, response.body
+            headers = response.headers + b"Content-Length: %d\r\n\r\n" % len(body)
+            peer.send(frames.WHOLE, number, beginnings[status] + headers + body)
+        else:
+            status = NO_CONTENT
+            peer.send(frames.WHOLE, number, b"%b%b\r\n" % (beginnings[NO_CONTENT], render(result)))
         context.metrics.count_request(operation, status, perf_counter() - began_s)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headwater.cluster import frames
-from headwater.cluster.peers import Peer
+from headwater.cluster.peers import NO_ORIGIN, Peer
 from headwater.cluster.relay import RelayingConnection, head_bytes
 from headwater.engine.uploads import BlobUpload
 from headwater.http.request import Request
@@ -31,8 +31,7 @@ class RelayedUpload(BlobUpload):
         """Whether the connection must be closed after the response; None until the response is complete."""
         self._channel: Channel | None = None
         self.on_drained = None
-        self._number = peer.open_tunnel(self)
-        peer.send(begin, self._number, b"\0" + head_bytes(request, chunked=self._is_chunked))
+        self._number = peer.begin(self, begin, NO_ORIGIN, head_bytes(request, chunked=self._is_chunked))
 
     # -- as an upload ----------------------------------------------------------------------------------------------
 
