@@ -1,5 +1,5 @@
 """Rules of the source tree that no single module can check: no import cycles, one meaning for each class name, one
-convention for exceptions, and refusals that say what to do."""
+convention for exceptions, refusals that say what to do, and decoders that are made at import."""
 
 from __future__ import annotations
 
@@ -112,3 +112,40 @@ def test_refusals_say_what_to_do() -> None:
 
 def words(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+SAFE_TYPES = frozenset(("str", "msgspec.Raw"))
+
+
+def late_decoders(tree: ast.AST) -> list[int]:
+    """The lines that decode into a type of ours without a decoder that was made at import."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("msgspec.json.decode", "msgspec.msgpack.decode")
+        and any(word.arg == "type" and ast.unparse(word.value) not in SAFE_TYPES for word in node.keywords)
+    ] + [
+        node.lineno
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("msgspec.json.Decoder", "msgspec.msgpack.Decoder")
+    ]
+
+
+def test_decoders_are_made_at_import() -> None:
+    """A process crashes when two threads use a type for the first time: one sees the description of its fields that the
+    other is still filling. At import, there is only one."""
+    found = {
+        str(path.relative_to(SOURCE)): lines
+        for path in SOURCE.rglob("*.py")
+        if (lines := late_decoders(ast.parse(path.read_text())))
+    }
+    assert found == {}
+
+
+def test_late_decoder_is_found() -> None:
+    assert late_decoders(ast.parse("msgspec.json.decode(body, type=Answer)")) == [1]
+    assert late_decoders(ast.parse("def read(body):\n    return msgspec.json.Decoder(Answer).decode(body)")) == [2]
+    assert late_decoders(ast.parse("answers = msgspec.json.Decoder(Answer)")) == []

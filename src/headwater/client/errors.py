@@ -189,6 +189,9 @@ class _Problem(msgspec.Struct):
     error: _SubscriptionProblem | str | None = None
 
 
+_problems: Final = msgspec.json.Decoder(_Problem)
+
+
 _BY_STATUS: Final[dict[int, type[ResponseError]]] = {
     401: UnauthorizedError,
     403: ForbiddenError,
@@ -230,7 +233,7 @@ def _kind_of(status: int, code: str, headers: Mapping[str, str]) -> type[Respons
 
 def _problem_of(body: bytes) -> _Problem:
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
+        problem = _problems.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _Problem()
     match problem.error:

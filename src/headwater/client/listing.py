@@ -28,6 +28,9 @@ class _Page(msgspec.Struct):
     reset: bool = False
 
 
+_pages: Final = msgspec.json.Decoder(_Page)
+
+
 def buckets(policy: Policy, base_url: str) -> Operation[None]:
     """Emit a `BucketEntry` for each bucket, in the order of their ids."""
     query = {"limit": str(PAGE_ENTRIES)}
@@ -68,7 +71,7 @@ def changed_streams(
     response = yield from send(policy, request, 200, 204)
     if response.status == 204:
         return None
-    page: _Page = decode(response.body, _Page)
+    page = decode(response.body, _pages)
     return ChangedStreams([_entry(found) for found in page.streams], page.changes_cursor, page.has_more, page.reset)
 
 
@@ -84,8 +87,7 @@ def _entry(found: Mapping[str, Any]) -> StreamEntry:
 
 def _page(policy: Policy, url: str, query: Mapping[str, str]) -> Operation[_Page]:
     response = yield from send(policy, HttpRequest("GET", url, urlencode(query)), 200)
-    page: _Page = decode(response.body, _Page)
-    return page
+    return decode(response.body, _pages)
 
 
 def create_bucket(policy: Policy, bucket_url: str, *, exist_ok: bool) -> Operation[bool]:

@@ -25,7 +25,7 @@ from headwater.client.http1 import HttpResponse
 from headwater.client.listing import changed_streams, listed_streams, registered_streams, stream_url
 from headwater.client.operations import JSON, StreamOperations, encode_json
 from headwater.client.reading import SSE_TYPE, Position, check_sse, read
-from headwater.client.results import BEGINNING, NOW, Batch, StreamEntry, decode, decode_base64, is_json
+from headwater.client.results import BEGINNING, NOW, Batch, StreamEntry, any_object, decode, decode_base64, is_json
 from headwater.client.sse import SseParser
 
 
@@ -104,6 +104,11 @@ class _StreamProblem(msgspec.Struct):
     detail: str
 
 
+_events: Final = msgspec.json.Decoder(_Event)
+_problems: Final = msgspec.json.Decoder(_StreamProblem)
+_texts: Final = msgspec.json.Decoder(list[str])
+
+
 class _Many:
     """The offset up to which each stream was read."""
 
@@ -140,7 +145,7 @@ class _Many:
         """
         body = encode_json({"streams": self.offsets, "prefix": self._prefix})
         request = HttpRequest("POST", self._url, "", {"Content-Type": JSON}, body)
-        session = decode((yield from send(self._policy, request, 201)).body, dict[str, Any])
+        session = decode((yield from send(self._policy, request, 201)).body, any_object)
         events = HttpRequest(
             "GET",
             f"{self._url}/{session['id']}",
@@ -154,10 +159,10 @@ class _Many:
         while data := (yield Receive(response)):
             for event in parser.feed(data):
                 if event.kind == "data":
-                    yield from self._take(decode(event.data, _Event))
+                    yield from self._take(decode(event.data, _events))
                     if self._has_ended:
                         return True
-                elif event.kind == "problem" and self._must_restart(decode(event.data, _StreamProblem)):
+                elif event.kind == "problem" and self._must_restart(decode(event.data, _problems)):
                     return False
         return False
 
@@ -171,7 +176,7 @@ class _Many:
         elif is_json(stream_type):
             bodies = [bytes(event.messages)] if bytes(event.messages) != b"[]" else []
         else:
-            texts = decode(bytes(event.messages), list[str])
+            texts = decode(bytes(event.messages), _texts)
             bodies = [decode_base64(text.encode()) if event.encoding else text.encode() for text in texts]
         self.offsets[name] = event.stream_next_offset
         if event.stream_closed:

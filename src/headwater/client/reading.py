@@ -28,6 +28,7 @@ from headwater.client.results import (
     NOW,
     Batch,
     StreamInfo,
+    any_json,
     decode,
     decode_base64,
     is_json,
@@ -85,7 +86,7 @@ class Values:
 def decoded(messages: list[bytes], content_type: str) -> list[Any]:
     """Decode single messages like those of a batch."""
     if is_json(content_type):
-        return [decode(message, Any) for message in messages]
+        return [decode(message, any_json) for message in messages]
     return [message.decode("utf-8", "replace") for message in messages] if is_text(content_type) else list(messages)
 
 
@@ -313,9 +314,12 @@ class _Control(msgspec.Struct, rename="camel"):
     stream_closed: bool = False
 
 
+_controls: Final = msgspec.json.Decoder(_Control)
+
+
 def _control(data: bytes) -> _Control:
     try:
-        return msgspec.json.decode(data, type=_Control)
+        return _controls.decode(data)
     except msgspec.MsgspecError as error:
         raise MalformedResponseError(f"a control event is malformed: {error}") from None
 

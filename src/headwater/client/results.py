@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -24,6 +24,9 @@ NOW: Final = "now"
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _values: Final = msgspec.json.Decoder(list[Any])
+any_json: Final = msgspec.json.Decoder(Any)
+any_object: Final = msgspec.json.Decoder(dict[str, Any])
+DecodedT = TypeVar("DecodedT")
 _JSON: Final = re.compile(r"\s*application/json\s*(;.*)?", re.IGNORECASE)
 
 
@@ -276,15 +279,17 @@ class _Splits(msgspec.Struct):
     ranges: list[Range]
 
 
+_splits: Final = msgspec.json.Decoder(_Splits)
+
+
 def ranges_of(body: bytes) -> list[Range]:
-    splits: _Splits = decode(body, _Splits)
-    return splits.ranges
+    return decode(body, _splits).ranges
 
 
-def decode(body: bytes, kind: Any) -> Any:
+def decode(body: bytes, decoder: msgspec.json.Decoder[DecodedT]) -> DecodedT:
     """Decode a JSON document from the server."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise MalformedResponseError(f"a JSON body of the server is malformed: {error}") from None
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from headwater.client.effects import Emit, HttpRequest, Operation, Policy, send
-from headwater.client.results import decode
+from headwater.client.results import any_object, decode
 
 ROOT: Final = "/v1/stream/__ds/subscriptions"
 PAGE_ENTRIES: Final = 1000
@@ -20,6 +20,9 @@ class _SubscriptionPage(msgspec.Struct):
     subscriptions: list[dict[str, Any]]
     has_more: bool = False
     next_cursor: str | None = None
+
+
+_pages: Final = msgspec.json.Decoder(_SubscriptionPage)
 
 
 def _url(base_url: str, id_: str) -> str:
@@ -39,7 +42,7 @@ def describe(policy: Policy, base_url: str, id_: str) -> Operation[dict[str, Any
     found: dict[str, Any] = {}
     while True:
         response = yield from send(policy, HttpRequest("GET", _url(base_url, id_), urlencode(query)), 200)
-        page: dict[str, Any] = decode(response.body, dict[str, Any])
+        page = decode(response.body, any_object)
         page["streams"] = [*found.get("streams", ()), *page.get("streams", ())]
         found = page
         if not page.get("has_more"):
@@ -52,7 +55,7 @@ def every(policy: Policy, base_url: str) -> Operation[None]:
     query = {"limit": str(PAGE_ENTRIES)}
     while True:
         response = yield from send(policy, HttpRequest("GET", base_url + ROOT, urlencode(query)), 200)
-        page: _SubscriptionPage = decode(response.body, _SubscriptionPage)
+        page = decode(response.body, _pages)
         for found in page.subscriptions:
             yield Emit(found)
         if not page.has_more or page.next_cursor is None:

@@ -39,6 +39,9 @@ class _SentAcks(msgspec.Struct):
     acks: list[_SentAck] | None = None
 
 
+_sent_acks: Final = msgspec.json.Decoder(_SentAcks)
+
+
 class Coordination:
     def __init__(self, streams: AllStreams, mirror: Mirror, relay: Relay) -> None:
         self._relay = relay
@@ -101,7 +104,7 @@ class Coordination:
     async def _prepare_acks(self, context: Context, request: Request, address: Address) -> None:
         await self._prepare(context, request, address)
         try:
-            acks = msgspec.json.decode(request.body, type=_SentAcks).acks or ()
+            acks = _sent_acks.decode(request.body).acks or ()
             sent = [(linked_name(ack.stream or ack.path or ""), ack.offset) for ack in acks]
         except (msgspec.MsgspecError, UnicodeDecodeError, Refusal):
             return  # The handler reports the error.

@@ -41,6 +41,9 @@ class WriteClaim(msgspec.Struct, frozen=True, array_like=True):
     expires_ms: int
 
 
+_claims: Final = msgspec.json.Decoder(WriteClaim)
+
+
 class FenceState(msgspec.Struct, omit_defaults=True):
     """The state of a fenced stream, deleted with it."""
 
@@ -69,7 +72,7 @@ def read_write_token(secret: bytes, text: str, now_ms: int) -> WriteClaim:
     is_ours = text.startswith(TOKEN_PREFIX) and text.isascii()
     if not is_ours or not hmac.compare_digest(_mac(secret, body), mac):
         raise TokenInvalid("The write token is not valid; send the write_token of a claim.")
-    claim = msgspec.json.decode(urlsafe_b64decode(body), type=WriteClaim)
+    claim = _claims.decode(urlsafe_b64decode(body))
     if claim.expires_ms <= now_ms:
         raise TokenInvalid("The write token has expired; acknowledge to get a new one.")
     return claim

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 from sortedcontainers import SortedDict, SortedList
@@ -34,6 +34,9 @@ class BucketConfig(msgspec.Struct, frozen=True):
     """The content of a bucket's document."""
 
     created_ms: int
+
+
+_configs: Final = msgspec.json.Decoder(BucketConfig)
 
 
 class BucketState:
@@ -287,7 +290,7 @@ def ids_from(ids: SortedList, prefix: str, after: str | None) -> Iterator[str]:
 
 def _created_ms(bucket_id: str, document: bytes) -> int:
     try:
-        return msgspec.json.decode(document, type=BucketConfig).created_ms
+        return _configs.decode(document).created_ms
     except msgspec.MsgspecError as error:
         log.error("the document of bucket %r cannot be read; its creation time is lost: %s", bucket_id, error)
         return 0

@@ -52,6 +52,9 @@ class ClockState(msgspec.Struct, frozen=True):
     jump: Jump | None = None
 
 
+_states: Final = msgspec.json.Decoder(ClockState)
+
+
 class ClockGuard:
     def __init__(
         self, clock: AdjustableClock, rule: JumpRule, save: Callable[[bytes], bool], on_released: Callable[[], None]
@@ -153,7 +156,7 @@ class ClockGuard:
 
 def _decode(document: bytes) -> ClockState | None:
     try:
-        return msgspec.json.decode(document, type=ClockState)
+        return _states.decode(document)
     except msgspec.MsgspecError as error:
         log.error("the saved time of the last run cannot be read: %s", error)
         return None

@@ -47,6 +47,9 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ask: Literal["stats", "hold", "rotate", "confirm-expiry", "pause"]
 
 
+_requests: Final = msgspec.json.Decoder(ControlRequest)
+
+
 class HoldAnswer(msgspec.Struct, frozen=True):
     held: bool
     mode: str
@@ -126,7 +129,7 @@ class ControlServer:
         try:
             while line := await reader.readline():
                 try:
-                    ask = msgspec.json.decode(line, type=ControlRequest).ask
+                    ask = _requests.decode(line).ask
                 except msgspec.MsgspecError as error:
                     answer: msgspec.Struct = ErrorAnswer(f"The request is not valid: {error}")
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -35,8 +36,12 @@ class _ProgressBody(msgspec.Struct):
     done: bool = False
 
 
+_claim_bodies: Final = msgspec.json.Decoder(_ClaimBody)
+_progress_bodies: Final = msgspec.json.Decoder(_ProgressBody)
+
+
 def claim(context: Context, request: Request, address: Address) -> Deferred:
-    worker = check_worker(read_json(request, _ClaimBody).worker)
+    worker = check_worker(read_json(request, _claim_bodies).worker)
     api = context.subscriptions
     work = partial(api.claim, address.subscription, worker)
     return Deferred(partial(api.run, work), _render_claimed)
@@ -52,7 +57,7 @@ def call_back(context: Context, request: Request, address: Address) -> Deferred:
 
 def release(context: Context, request: Request, address: Address) -> Deferred:
     token = bearer_token(request)
-    body = read_json(request, _ProgressBody)
+    body = read_json(request, _progress_bodies)
     api = context.subscriptions
     work = partial(api.release, address.subscription, token, body.generation, body.wake_id)
     return Deferred(partial(api.run, work), _render_released)
@@ -65,7 +70,7 @@ def _progress(
     acked: Callable[[str, str, int, str, Sequence[Ack], bool], bool],
 ) -> Deferred:
     token = bearer_token(request)
-    body = read_json(request, _ProgressBody)
+    body = read_json(request, _progress_bodies)
     context.subscriptions.limits.check_request(len(body.acks or ()))
     acks = [Ack(_stream_of(one), one.offset) for one in body.acks or ()]
     api, id_ = context.subscriptions, address.subscription

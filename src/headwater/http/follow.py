@@ -41,9 +41,12 @@ class _FollowBody(msgspec.Struct):
     start: Literal["-1", "now"] = BEGINNING
 
 
+_bodies: Final = msgspec.json.Decoder(_FollowBody)
+
+
 def begin(context: Context, request: Request, address: Address) -> Response:
     """Create a session for the listed streams; the response has its id, and the URL of the events."""
-    body = read_json(request, _FollowBody, BadRequest)
+    body = read_json(request, _bodies, BadRequest)
     if len(body.streams) > NAMES_MAX:
         raise TooManyFollowed(
             f"One request can name {NAMES_MAX} streams, not {len(body.streams)}; follow a prefix, or send several."

@@ -20,14 +20,16 @@ BodyT = TypeVar("BodyT")
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def read_json(request: Request, kind: type[BodyT], error: type[Refusal] = InvalidSubscription) -> BodyT:
-    """Parse the request's body as `kind`. Unknown members are ignored; a malformed body is refused with `error`."""
+def read_json(
+    request: Request, decoder: msgspec.json.Decoder[BodyT], error: type[Refusal] = InvalidSubscription
+) -> BodyT:
+    """Parse the request's body. Unknown members are ignored; a malformed body is refused with `error`."""
     if len(request.body) > BODY_MAX_BYTES:
         raise PayloadTooLarge(
             f"The body has {len(request.body)} bytes; requests of this kind may have {BODY_MAX_BYTES}."
         )
     try:
-        return msgspec.json.decode(request.body or b"{}", type=kind)
+        return decoder.decode(request.body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError) as reason:
         raise error(f"The body is not valid: {reason}.") from None
     except RecursionError:

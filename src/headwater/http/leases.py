@@ -30,12 +30,15 @@ class _LeaseBody(msgspec.Struct):
     take_over: bool = False
 
 
+_bodies: Final = msgspec.json.Decoder(_LeaseBody)
+
+
 def change(context: Context, request: Request, address: Address) -> Response | Deferred:
     if request.header(b"content-type") != LEASE_TYPE:
         raise InvalidLease(
             f"A lease request must have the Content-Type {LEASE_TYPE}, not {request.header(b'content-type') or 'none'}."
         )
-    body = read_json(request, _LeaseBody, InvalidLease)
+    body = read_json(request, _bodies, InvalidLease)
     leases = context.engine.leases
     match address.query["lease"]:
         case "acquire":

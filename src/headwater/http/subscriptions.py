@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -37,8 +38,12 @@ class _StreamsBody(msgspec.Struct):
     streams: list[str]
 
 
+_subscriptions: Final = msgspec.json.Decoder(_SubscriptionBody)
+_streams: Final = msgspec.json.Decoder(_StreamsBody)
+
+
 def put(context: Context, request: Request, address: Address) -> Deferred:
-    body = read_json(request, _SubscriptionBody)
+    body = read_json(request, _subscriptions)
     config = make_config(
         body.type,
         body.pattern,
@@ -75,7 +80,7 @@ def delete(context: Context, request: Request, address: Address) -> Deferred:
 
 
 def add_streams(context: Context, request: Request, address: Address) -> Deferred:
-    streams = read_json(request, _StreamsBody).streams
+    streams = read_json(request, _streams).streams
     if not streams:
         raise InvalidSubscription("streams must name at least one stream.")
     api = context.subscriptions

@@ -50,6 +50,9 @@ class ShapesFollowed(msgspec.Struct, frozen=True):
     wait_max_s: float
 
 
+_followed: Final = msgspec.json.Decoder(ShapesFollowed)
+
+
 class _Range(msgspec.Struct, frozen=True):
     table: str
     start: ShapePlace
@@ -248,7 +251,7 @@ class ElectricSource(DataSource):
         return messages_schema()
 
     def streamReader(self, schema: StructType) -> ShapesReader:
-        return ShapesReader(self.options["url"], msgspec.json.decode(self.options[PLAN], type=ShapesFollowed))
+        return ShapesReader(self.options["url"], _followed.decode(self.options[PLAN]))
 
 
 def register(spark: SparkSession) -> None:

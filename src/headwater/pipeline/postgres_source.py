@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NAME: Final = "headwater_postgres"
 PLAN: Final = "plan"
 """The option with the plan, as JSON."""
+_reader_plans: Final = msgspec.json.Decoder(ReaderPlan)
+_writer_plans: Final = msgspec.json.Decoder(WriterPlan)
 
 
 def messages_schema() -> StructType:
@@ -44,10 +46,10 @@ class PostgresSource(DataSource):
         return messages_schema()
 
     def streamReader(self, schema: StructType) -> PostgresReader:
-        return PostgresReader(self.options["url"], msgspec.json.decode(self.options[PLAN], type=ReaderPlan))
+        return PostgresReader(self.options["url"], _reader_plans.decode(self.options[PLAN]))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PostgresWriter:
-        return PostgresWriter(self.options["url"], msgspec.json.decode(self.options[PLAN], type=WriterPlan))
+        return PostgresWriter(self.options["url"], _writer_plans.decode(self.options[PLAN]))
 
 
 def register(spark: SparkSession) -> None:

@@ -23,6 +23,8 @@ NEW: Final = "new"
 COMPLETE: Final = "complete"
 DROPPED: Final = "dropped"
 
+_descriptions: Final = msgspec.json.Decoder(ShapeDescription)
+
 _TABLES: Final = """
 CREATE SCHEMA IF NOT EXISTS headwater;
 CREATE TABLE IF NOT EXISTS headwater.shapes (
@@ -78,7 +80,7 @@ class ShapeCatalog:
             StoredShape(
                 handle,
                 state,
-                msgspec.json.decode(wanted, type=ShapeDescription),
+                _descriptions.decode(wanted),
                 identity,
                 _seen(snapshot, lsn) if snapshot is not None else None,
                 tuple(chunks),

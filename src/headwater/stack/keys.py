@@ -47,6 +47,9 @@ class _Ring(msgspec.Struct, frozen=True):
     keys: list[KeyEntry]
 
 
+_rings: Final = msgspec.json.Decoder(_Ring)
+
+
 class KeyRing:
     """The keys in one directory."""
 
@@ -99,7 +102,7 @@ class KeyRing:
         return self.directory / f"{kid}.pem"
 
     def _read(self) -> list[KeyEntry]:
-        return msgspec.json.decode(self._ring_file.read_bytes(), type=_Ring).keys
+        return _rings.decode(self._ring_file.read_bytes()).keys
 
     def _write(self, entries: list[KeyEntry]) -> None:
         # Public keys first, so that no token is signed with a key that is not published yet.

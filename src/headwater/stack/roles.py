@@ -54,9 +54,12 @@ class Credentials(msgspec.Struct, frozen=True):
         return self.superuser if role == SUPERUSER else self.pipeline
 
 
+_credentials: Final = msgspec.json.Decoder(Credentials)
+
+
 def stored_credentials(file: Path) -> Credentials | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Credentials)
+        return _credentials.decode(file.read_bytes())
     except FileNotFoundError:
         return None
 

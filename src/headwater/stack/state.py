@@ -72,6 +72,9 @@ class _StackManifest(msgspec.Struct):
     version: int = 1
 
 
+_manifests: Final = msgspec.json.Decoder(_StackManifest)
+
+
 _decode_status: Final = msgspec.json.Decoder(StackStatus).decode
 
 
@@ -162,7 +165,7 @@ class StackDirectory:
         """The stores of a directory that an earlier release divided, if they are not joined yet."""
         if not self._manifest.exists():
             return []
-        shards = msgspec.json.decode(self._manifest.read_bytes(), type=_StackManifest).shards
+        shards = _manifests.decode(self._manifest.read_bytes()).shards
         return [self.root / f"shard-{shard:02d}" / "streams" for shard in range(shards)] if shards > 1 else []
 
     def check_is_joined(self) -> None:

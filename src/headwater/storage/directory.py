@@ -53,6 +53,9 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """The number of shards into which its streams can be divided between workers. Older directories have one."""
 
 
+_formats: Final = msgspec.json.Decoder(Format)
+
+
 class Directory:
     """An open data directory. It stays locked until `close`."""
 
@@ -167,7 +170,7 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
 
 def _read_format(filesystem: Filesystem, path: Path) -> Format:
     try:
-        found = msgspec.json.decode(filesystem.read(path / FORMAT_NAME), type=Format)
+        found = _formats.decode(filesystem.read(path / FORMAT_NAME))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StorageError(f"{path / FORMAT_NAME} cannot be read: {error}. It may be damaged.") from None
     if found.version != FORMAT_VERSION:
@@ -208,15 +211,17 @@ def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
         appender.close()
 
 
-def read_record(filesystem: Filesystem, path: Path, type_: type[Record], version: int) -> Record | None:
+def read_record(
+    filesystem: Filesystem, path: Path, decoder: msgspec.json.Decoder[Record], version: int
+) -> Record | None:
     """Read a small JSON file with a version; None if there is no such file."""
-    return decode_record(str(path), filesystem.read(path), type_, version) if filesystem.exists(path) else None
+    return decode_record(str(path), filesystem.read(path), decoder, version) if filesystem.exists(path) else None
 
 
-def decode_record(where: str, data: bytes, type_: type[Record], version: int) -> Record:
+def decode_record(where: str, data: bytes, decoder: msgspec.json.Decoder[Record], version: int) -> Record:
     """Decode a small JSON document with a version. Raises `StorageError`."""
     try:
-        found = msgspec.json.decode(data, type=type_)
+        found = decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StorageError(f"{where} cannot be read: {error}. It may be damaged.") from None
     if found.version != version:

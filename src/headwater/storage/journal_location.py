@@ -49,6 +49,9 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The previous value of `directory`: files that are left there can be removed."""
 
 
+_decoder: Final = msgspec.json.Decoder(JournalRecord)
+
+
 def journal_directory(filesystem: Filesystem, store: Path) -> Path:
     """The directory of a store's journal. Raises `StorageError` if it was moved and is missing."""
     try:
@@ -127,7 +130,7 @@ def _place(directory: str, journal_id: str) -> Path:
 
 
 def _read_record(filesystem: Filesystem, directory: Path) -> JournalRecord | None:
-    return read_record(filesystem, directory / RECORD_NAME, JournalRecord, _VERSION)
+    return read_record(filesystem, directory / RECORD_NAME, _decoder, _VERSION)
 
 
 def _write_record(filesystem: Filesystem, directory: Path, record: JournalRecord) -> None:

@@ -39,6 +39,9 @@ class WorkerStores(msgspec.Struct, frozen=True):
         return [self.directory(root, worker) for worker in range(self.workers)]
 
 
+_decoder: Final = msgspec.json.Decoder(WorkerStores)
+
+
 def read_worker_stores(root: Path) -> WorkerStores | None:
     """Read the division of a directory; None if it is not divided, or does not exist."""
     path = root / WORKERS_NAME
@@ -52,7 +55,7 @@ def read_worker_stores(root: Path) -> WorkerStores | None:
 
 
 def decode_worker_stores(where: str, data: bytes) -> WorkerStores:
-    return decode_record(where, data, WorkerStores, WORKERS_VERSION)
+    return decode_record(where, data, _decoder, WORKERS_VERSION)
 
 
 def encode_worker_stores(stores: WorkerStores) -> bytes:

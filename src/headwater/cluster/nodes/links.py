@@ -45,6 +45,9 @@ class _Introduction(msgspec.Struct, frozen=True):
     receiver_epoch: int
 
 
+_introductions: Final = msgspec.json.Decoder(_Introduction)
+
+
 class RefusedError(Exception):
     """The other side could not prove its identity."""
 
@@ -256,7 +259,7 @@ class ShardLinks:
         nonces = ours + theirs + certificates
         if not hmac.compare_digest(proof, self._proof(b"connects", nonces, said)):
             raise RefusedError("it does not know the secret")
-        found = msgspec.json.decode(said.rstrip(), type=_Introduction)
+        found = _introductions.decode(said.rstrip())
         if (found.receiver, found.receiver_epoch) != (self._peers.worker, self._epoch):
             raise RefusedError(f"it looks for shard {found.receiver}, epoch {found.receiver_epoch}")
         if found.sender_epoch < self._epochs.get(found.sender, 0):

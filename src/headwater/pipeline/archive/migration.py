@@ -38,6 +38,9 @@ class _ManifestCommit(msgspec.Struct, frozen=True):
     format: int = _FORMAT
 
 
+_commits: Final = msgspec.json.Decoder(_ManifestCommit)
+
+
 class _ManifestCheckpoint(msgspec.Struct):
     version: int = 0
     shards: int = 0
@@ -45,6 +48,9 @@ class _ManifestCheckpoint(msgspec.Struct):
     streams: dict[str, ArchivedPosition] = {}
     batches: dict[str, int] = {}
     format: int = _FORMAT
+
+
+_checkpoints: Final = msgspec.json.Decoder(_ManifestCheckpoint)
 
 
 def migrate(lake: Path) -> str:
@@ -77,11 +83,11 @@ def _read_manifest(manifest: Path) -> _ManifestCheckpoint:
     checkpoints = sorted(name for name in names if name.endswith(".checkpoint.json"))
     state = _ManifestCheckpoint()
     if checkpoints:
-        state = msgspec.json.decode((manifest / checkpoints[-1]).read_bytes(), type=_ManifestCheckpoint)
+        state = _checkpoints.decode((manifest / checkpoints[-1]).read_bytes())
     files = {file.path: file for file in state.files}
     while f"{state.version + 1:020d}.json" in names:
         body = (manifest / f"{state.version + 1:020d}.json").read_bytes()
-        commit = msgspec.json.decode(body, type=_ManifestCommit)
+        commit = _commits.decode(body)
         if commit.format != _FORMAT or commit.version != state.version + 1:
             raise ArchiveError(f"{manifest}: commit {state.version + 1} has a format that this release cannot read.")
         for path in commit.remove:

@@ -38,6 +38,9 @@ class _LastCheckpoint(msgspec.Struct):
     version: int
 
 
+_last_checkpoints: Final = msgspec.json.Decoder(_LastCheckpoint)
+
+
 _decode_action: Final = msgspec.json.Decoder(_Action).decode
 
 
@@ -90,7 +93,7 @@ class TransactionLog:
     def _skip_to_last_checkpoint(self, until_ms: float | None) -> bool:
         """Continue from the last checkpoint where the commits before it were cleaned up."""
         try:
-            last = msgspec.json.decode((self._directory / "_last_checkpoint").read_bytes(), type=_LastCheckpoint)
+            last = _last_checkpoints.decode((self._directory / "_last_checkpoint").read_bytes())
         except FileNotFoundError:
             return False
         if last.version <= self._version:

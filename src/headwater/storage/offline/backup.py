@@ -50,6 +50,9 @@ class Backup(msgspec.Struct, frozen=True):
         return sum(file.size for file in self.files)
 
 
+_decoder: Final = msgspec.json.Decoder(Backup)
+
+
 def take_backup(source: Path, target: Path) -> Backup:
     """Copy the store in `source` into `target`, which must be new or empty."""
     family = family_of(source)
@@ -84,7 +87,7 @@ def read_backup(directory: Path) -> Backup:
     """The list of a backup. Raises `StorageError` if there is none, or this version cannot read it."""
     path = directory / BACKUP_NAME
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Backup)
+        found = _decoder.decode(path.read_bytes())
     except FileNotFoundError:
         what = "is not a backup: it has" if directory.exists() else "does not exist, so there is"
         raise StorageError(f"{directory} {what} no {BACKUP_NAME} file. Name the directory of a backup.") from None

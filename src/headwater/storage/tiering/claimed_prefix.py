@@ -46,6 +46,9 @@ class StoreHead(msgspec.Struct, frozen=True):
     """The objects that form the manifest, in order; empty before the first one was saved."""
 
 
+_heads: Final = msgspec.json.Decoder(StoreHead)
+
+
 class ColdMark(msgspec.Struct, frozen=True):
     """The content of the file `COLD`."""
 
@@ -55,13 +58,16 @@ class ColdMark(msgspec.Struct, frozen=True):
     epoch: int
 
 
+_marks: Final = msgspec.json.Decoder(ColdMark)
+
+
 class FencedError(StorageError):
     """Another server has taken over the prefix."""
 
 
 def read_mark(filesystem: Filesystem, directory: Path) -> ColdMark | None:
     """Read the file `COLD` of a data directory; None if its packs are not in an object store."""
-    return read_record(filesystem, directory / COLD_NAME, ColdMark, VERSION)
+    return read_record(filesystem, directory / COLD_NAME, _marks, VERSION)
 
 
 def write_mark(filesystem: Filesystem, directory: Path, mark: ColdMark) -> None:
@@ -153,4 +159,4 @@ class ClaimedPrefix:
 
 
 def _decode(url: str, data: bytes) -> StoreHead:
-    return decode_record(f"{url}/{HEAD_KEY}", data, StoreHead, VERSION)
+    return decode_record(f"{url}/{HEAD_KEY}", data, _heads, VERSION)
