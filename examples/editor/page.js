@@ -2,7 +2,8 @@
 //
 // The provider sends what is typed while it is connected, and nothing else. So the editor's document is kept apart from
 // the provider's: after each connection, both get what the other one lacks. IndexedDB keeps what was typed but not sent
-// over a reload. Invariant: a change is in the stream, or in this browser and will be sent.
+// over a reload, except the last letters, whose transactions end with the page: these are in the local storage.
+// Invariant: a change is in the stream, or in this browser and will be sent.
 
 import { EditorState } from "@codemirror/state"
 import { EditorView, keymap, placeholder } from "@codemirror/view"
@@ -28,6 +29,29 @@ const me = { user: { name: `Guest ${doc.clientID % 1000}`, color, colorLight: `$
 
 const status = document.getElementById("status")
 const show = (state) => (status.textContent = state)
+
+// ---- what was typed right before the page was left
+
+const LEFT = `editor/${docId}/left/`
+const EMPTY = Y.encodeStateAsUpdate(doc)
+const restored = Object.keys(localStorage).filter((key) => key.startsWith(LEFT))
+let sent = Y.encodeStateVector(doc)
+
+const keepUnsent = () => {
+  const unsent = Y.encodeStateAsUpdate(doc, sent)
+  if (unsent.length <= EMPTY.length) return
+  localStorage.setItem(LEFT + doc.clientID, Array.from(unsent, (byte) => String.fromCharCode(byte)).join(""))
+}
+const restoreUnsent = () => {
+  for (const key of restored) {
+    Y.applyUpdate(doc, Uint8Array.from(localStorage.getItem(key), (letter) => letter.charCodeAt(0)))
+  }
+}
+const forgetSent = () => {
+  sent = Y.encodeStateVector(doc)
+  for (const key of restored.splice(0)) localStorage.removeItem(key)
+}
+addEventListener("pagehide", keepUnsent)
 
 // ---- the connection
 
@@ -63,6 +87,7 @@ function connect() {
       exchange()
     }
     show(provider.synced ? "saved" : "saving")
+    if (provider.synced) forgetSent()
   })
   provider.on("status", (state) => state === "disconnected" && retry())
   provider.on("error", retry)
@@ -98,4 +123,4 @@ awareness.on("change", () => {
 })
 awareness.setLocalState(me)
 
-new IndexeddbPersistence(`editor/${docId}`, doc).whenSynced.then(connect)
+new IndexeddbPersistence(`editor/${docId}`, doc).whenSynced.then(restoreUnsent).then(connect)
