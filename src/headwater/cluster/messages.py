@@ -43,6 +43,13 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     worker: int
 
 
+class ConnectStandby(msgspec.Struct, frozen=True, tag="connect-standby"):
+    """To a process of a node, with a descriptor: a connection to a standby of this node, which serves reads; and the
+    other way round."""
+
+    worker: int
+
+
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
     """To a worker: accept connections."""
 
@@ -94,6 +101,7 @@ Message: TypeAlias = (
     | Ready
     | Failed
     | Connect
+    | ConnectStandby
     | Serve
     | Ping
     | Pong

@@ -151,6 +151,8 @@ class Relay:
         self.wait_s: Final = wait_s
         """How long a request waits for a worker that is being restarted."""
         self.deadlines: Final = Deadlines(loop, wait_s)
+        self.standbys: Peers | None = None
+        """The standbys on this node that serve reads, by shard."""
         self.hand_over: Callable[[int, int, bytes], bool] | None = None
         """Passes a connection (a descriptor) with a request to a worker."""
 

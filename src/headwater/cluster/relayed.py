@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from headwater.cluster import frames
 from headwater.cluster.following import Following
@@ -77,6 +77,8 @@ class RelayedConnection(RelayingConnection):
 class Tunnel:
     """The transport of a relayed connection, and the receiver of its frames."""
 
+    connection_type: ClassVar[type[RelayedConnection]] = RelayedConnection
+
     __slots__ = ("_client", "_closing", "_connection", "_context", "_held", "_number", "_on_free", "_pauses",
                  "_peer", "is_whole")  # fmt: skip
 
@@ -92,7 +94,7 @@ class Tunnel:
         """Whether the next write is a whole response, which is sent together with its end."""
         self._closing = False
         self._pauses = 0
-        self._connection = RelayedConnection(context, router, relay, self)
+        self._connection = self.connection_type(context, router, relay, self)
 
     def use(self, peer: Peer, number: int) -> Tunnel:
         """Serve a new request from now on."""
@@ -212,7 +214,10 @@ class RelayServer:
         self._has_proxies = bool(context.proxies)
         self._repeated = 0
         """Appends in progress that have no tunnel."""
-        self._pools: Final = {frames.BEGIN: _Pool(router), frames.BEGIN_PLACED: _Pool(placed_router)}
+        self._pools: Final = {
+            frames.BEGIN: TunnelPool(router),
+            frames.BEGIN_PLACED: TunnelPool(placed_router),
+        }
 
     def open(self, peer: Peer, number: int, begin: int, data: bytes) -> TunnelServer | None:
         if begin == frames.BEGIN_FOLLOW:
@@ -223,8 +228,7 @@ class RelayServer:
             if known is not None and known.repeat is not None and b"origin" not in known.request.headers:
                 self._repeat(known, known.repeat, peer, number, data)
                 return None
-        tunnel = pool.idle.pop() if pool.idle else Tunnel(context, pool.router, self._relay, pool.free)
-        pool.busy.add(tunnel)
+        tunnel = pool.take(partial(Tunnel, context, pool.router, self._relay, pool.free))
         return tunnel.use(peer, number)
 
     def _repeat(self, known: KnownHead, repeat: Repeat, peer: Peer, number: int, data: bytes) -> None:
@@ -277,13 +281,19 @@ class RelayServer:
                 tunnel.drain()
 
 
-class _Pool:
+class TunnelPool:
     """The tunnels of one router."""
 
     def __init__(self, router: Router) -> None:
         self.router: Final = router
         self.busy: Final[set[Tunnel]] = set()
         self.idle: Final[list[Tunnel]] = []
+
+    def take(self, make: Callable[[], Tunnel]) -> Tunnel:
+        """A tunnel without a request."""
+        tunnel = self.idle.pop() if self.idle else make()
+        self.busy.add(tunnel)
+        return tunnel
 
     def free(self, tunnel: Tunnel, is_idle: bool) -> None:
         self.busy.discard(tunnel)

@@ -13,6 +13,7 @@ from headwater.cluster.placements import Placements, placed_write
 from headwater.cluster.relay import Relay, unavailable
 from headwater.cluster.shards import COORDINATOR, OWNERS_CACHE_MAX, ShardMap
 from headwater.cluster.shared_reads import EVENTS, LONG_POLL, SharedReads
+from headwater.cluster.standby_relay import to_standby
 from headwater.cluster.uploads import RelayedUpload
 from headwater.engine.uploads import BlobUpload
 from headwater.http import paths
@@ -31,6 +32,12 @@ _OF_STREAMS: Final = frozenset(
     (paths.STREAM, paths.BUCKET_STREAM, paths.LATEST_SNAPSHOT, paths.SNAPSHOT, paths.BOOTSTRAP)
 )
 """Operations on one stream, which may be placed at another worker."""
+_READS: Final = frozenset(("read", "head", "long-poll", "sse"))
+
+
+def _is_read(route: Route) -> bool:
+    """Whether a standby may answer."""
+    return route.pattern is paths.STREAM and route.operation in _READS
 
 
 def _finish_upload(_context: Context, request: Request, _address: Address) -> RelayedUpload:
@@ -62,6 +69,11 @@ class WorkerRouter(Router):
         self._relays: Mapping[int, Route] = {
             other: Route("*", "*", relay.to(other), "relayed") for other in range(shard_map.workers) if other != worker
         }
+        self._standby_relays: Mapping[int, Route] = {
+            other: Route("*", "*", to_standby(relay, other), "relayed") for other in self._relays
+        }
+        if relay.standbys is not None:
+            relay.standbys.on_connected.append(lambda _: self.head_cache.clear())
         self._placed_relays: Mapping[int, Route] = {
             other: Route("*", "*", relay.to(other, frames.BEGIN_PLACED), "relayed") for other in self._relays
         }
@@ -76,7 +88,7 @@ class WorkerRouter(Router):
         if type(request) is UploadRequest and isinstance(request.upload, RelayedUpload):
             return replace(route, handler=_finish_upload), address
         if owner != self._worker:
-            return self._elsewhere(route, owner, self._relays[owner]), address
+            return self._elsewhere(route, owner, self._relay_to(route, owner)), address
         if address.pattern in _OF_STREAMS:
             return self._at_home(context, request, route, address), address
         return route, address
@@ -115,6 +127,13 @@ class WorkerRouter(Router):
             handler = placed_write(placements, self._relay, route.handler)
             return Route(route.method, route.pattern, handler, route.operation)
         return route if placed is None else self._elsewhere(route, placed, self._placed_relays[placed])
+
+    def _relay_to(self, route: Route, owner: int) -> Route:
+        """The route that relays a request to the owner of its stream, or to the standby of the owner's shard here."""
+        standbys = self._relay.standbys
+        if standbys is None or standbys.get(owner) is None or not _is_read(route):
+            return self._relays[owner]
+        return self._standby_relays[owner]
 
     def _elsewhere(self, route: Route, owner: int, relay: Route) -> Route:
         """The route of a request for a stream of another worker."""

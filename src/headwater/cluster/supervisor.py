@@ -172,6 +172,7 @@ class WorkerSupervisor:
                     worker.failure = failure
                 case messages.Warm():
                     worker.is_warm = True
+                    self._on_warm(worker)
                 case _:
                     pass
 
@@ -186,6 +187,9 @@ class WorkerSupervisor:
             self._send(other, messages.Connect(newcomer.number), (frames[1].fileno(), moves[1].fileno()))
             for end in (*frames, *moves):
                 end.close()
+
+    def _on_warm(self, standby: WorkerProcess) -> None:
+        """A standby can take its shard over."""
 
     def _announce_once(self) -> None:
         if not self._has_announced and all(worker.is_ready for worker in self._workers):

@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
@@ -38,6 +38,7 @@ from headwater.cluster.tails import Tails
 from headwater.cluster.usage import SharedUsage
 from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
+from headwater.engine.engine import Engine
 from headwater.engine.interpreter import keep_responsive
 from headwater.engine.loop_lag import LoopLag
 from headwater.engine.registry import StreamRegistry
@@ -126,6 +127,7 @@ class ServingWorker:
         mirror = Mirror(self._peers)
         buckets = PlacedBuckets(self._map, self._number, mirror)
         engine.buckets.elsewhere = buckets
+        await self._follow(engine, store)
         engine.start()
         lag = LoopLag(engine.metrics.loop_lag_seconds)
         lag.start(loop)
@@ -173,7 +175,7 @@ class ServingWorker:
             tls = build_tls(settings)
             self._reloader.attach(context, tls)
             loop.add_reader(self._control.fileno(), self._on_control)
-            messages.send(self._control, messages.Hello(await self._begin(store)))
+            messages.send(self._control, messages.Hello(await self._begin(engine, store)))
             if coordination is not None:
                 await coordination.start(registry, subscriptions)
             messages.send(self._control, messages.Ready())
@@ -220,7 +222,10 @@ class ServingWorker:
         """The routes of this worker, from those of every worker."""
         return routes
 
-    async def _begin(self, store: Store) -> str:
+    async def _follow(self, engine: Engine, store: Store) -> None:
+        """Before the recovery, in a standby: follow the owner until the shard is taken over."""
+
+    async def _begin(self, engine: Engine, store: Store) -> str:
         """The data is recovered: returns where other nodes reach this worker, if there are any."""
         return ""
 
@@ -244,9 +249,9 @@ class ServingWorker:
                 case messages.Ping():
                     messages.send(self._control, messages.Pong())
                 case messages.Connect(worker):
-                    task = asyncio.get_running_loop().create_task(self._connect(worker, *descriptors))
-                    self._connecting.add(task)
-                    task.add_done_callback(self._connecting.discard)
+                    self._run(self._connect(worker, *descriptors))
+                case messages.ConnectStandby(worker):
+                    self._run(self._connect_standby(worker, *descriptors))
                 case messages.Serve():
                     self._serve.set()
                 case messages.Drain():
@@ -261,6 +266,14 @@ class ServingWorker:
                     self._on_take_over(epoch)
                 case _:
                     raise AssertionError(f"a worker does not get {message}")
+
+    async def _connect_standby(self, worker: int, descriptor: int) -> None:
+        raise AssertionError("only a node of a cluster has standbys")
+
+    def _run(self, connecting: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(connecting)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, worker: int, descriptor: int, moves: int) -> None:
         opened = socket.socket(fileno=descriptor)

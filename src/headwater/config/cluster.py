@@ -59,6 +59,12 @@ class ClusterSettings(SettingsSection):
         description="How many shards of other nodes this node keeps up to date in memory (warm standbys), to take them"
         " over without loading them. Each is a process. Shards divided by nodes is enough for one of each shard.",
     )
+    standby_reads: bool = Field(
+        False,
+        description="Whether a node answers reads of a shard from its warm standby instead of relaying them to the"
+        " owner. Before each answer the owner is asked what it has committed, so no read is older than one from the"
+        " owner. The same on all nodes.",
+    )
     require_standby: bool = Field(
         True,
         description="Refuse a Postgres that does not replicate synchronously to a standby that can be seen. Turn it off"

@@ -153,6 +153,19 @@ class Engine:
 
     # -- startup and shutdown --------------------------------------------------------------------------------------
 
+    def replay(self, record: Record) -> None:
+        """Apply a record that another process has committed, before `start`. Readers see it at once."""
+        if isinstance(record, Document | Create | Image):
+            self.catalog.apply(record)
+            return
+        stream = self.catalog.by_id[record.id]
+        self.catalog.apply(record)
+        stream.settle()
+        if isinstance(record, Delete):
+            self.publisher.end_followers(stream)
+        else:
+            self.publisher.wake(stream)
+
     def start(self) -> None:
         """Rebuild the catalog from storage, then start the sweeper and storage maintenance."""
         for record in self._storage.recover():
@@ -163,13 +176,7 @@ class Engine:
         last_used_ms = max((max(stream.accessed_ms, stream.written_ms) for stream in self.catalog), default=0)
         self.clock_guard.start(self.catalog.documents.get(DOCUMENT_KEY), last_used_ms)
         for stream in self.catalog:
-            stream.durable_index, stream.durable_position = stream.message_index, stream.byte_position
-            stream.durable_closed = stream.closed
-            stream.durable_retained_index, stream.durable_retained_position = (
-                stream.retained_index,
-                stream.retained_position,
-            )
-            stream.durable_snapshot = stream.snapshot
+            stream.settle()
             self.quota.add(stream.name, stream.byte_position - stream.base_position, metadata_of(stream), 1)
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are lost: extend the window by the most that they can have extended

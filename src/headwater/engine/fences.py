@@ -109,7 +109,7 @@ class Fences:
     def ended(self, stream_ids: Iterable[int]) -> None:
         for stream_id in stream_ids:
             if self.streams.pop(stream_id, None) is not None:
-                self._engine.put_document(_key(stream_id), None, None, None)
+                self._engine.put_document(fence_key(stream_id), None, None, None)
 
     # -- appends -----------------------------------------------------------------------------------------------------
 
@@ -197,8 +197,8 @@ class Fences:
         return (by_id[stream_id] for stream_id in self.streams if stream_id in by_id)
 
     def _save(self, stream_id: int) -> None:
-        self._engine.put_document(_key(stream_id), encode_fence(self.streams[stream_id]), None, None)
+        self._engine.put_document(fence_key(stream_id), encode_fence(self.streams[stream_id]), None, None)
 
 
-def _key(stream_id: int) -> str:
+def fence_key(stream_id: int) -> str:
     return f"{FENCE_PREFIX}{stream_id:016x}"

@@ -61,6 +61,7 @@ class Metrics:
         "request_seconds",
         "requests",
         "slow_followers",
+        "standby_reads",
         "wakes",
     )
 
@@ -75,6 +76,7 @@ class Metrics:
         self.expired = 0
         self.evicted_producers = 0
         self.slow_followers = 0
+        self.standby_reads = 0
         self.followers: dict[str, int] = {"sse": 0, "long-poll": 0, "many": 0}
         self.wakes: dict[str, int] = {"webhook": 0, "pull-wake": 0}
         self.deliveries: dict[str, int] = {"accepted": 0, "failed": 0}

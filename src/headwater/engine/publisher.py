@@ -63,6 +63,14 @@ class StreamPublisher:
             _wake(stream, followers)
             self._observe_lag(arrived_ms)
 
+    def wake(self, stream: LiveStream) -> None:
+        """Wake the followers of one stream."""
+        if stream.followers is not None:
+            if len(stream.followers) > AT_ONCE_MAX:
+                self._wake_in_slices(stream, 0)
+            else:
+                _wake(stream, tuple(stream.followers))
+
     def end_followers(self, stream: LiveStream) -> None:
         """Report the end of the stream to all its followers."""
         followers = tuple(stream.followers or ())

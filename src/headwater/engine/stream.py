@@ -46,12 +46,7 @@ class LiveStream(StreamState):
 
     def __init__(self, image: Image) -> None:
         super().__init__(image)
-        self.durable_index = self.message_index
-        self.durable_position = self.byte_position
-        self.durable_closed = self.closed
-        self.durable_retained_index = self.retained_index
-        self.durable_retained_position = self.retained_position
-        self.durable_snapshot = self.snapshot
+        self.settle()
         self.floor_index = self.base_index
         """Data before the floor is no longer stored: it cannot be read, neither here nor through a fork."""
         self.floor_position = self.base_position
@@ -68,6 +63,13 @@ class LiveStream(StreamState):
         """No producer can be evicted before this time."""
         self.frame: object = None
         """The last encoded event frame, shared by all followers at the tail."""
+
+    def settle(self) -> None:
+        """Make the pending state durable."""
+        self.durable_index, self.durable_position = self.message_index, self.byte_position
+        self.durable_closed = self.closed
+        self.durable_retained_index, self.durable_retained_position = self.retained_index, self.retained_position
+        self.durable_snapshot = self.snapshot
 
     @property
     def last_used_ms(self) -> int:

@@ -99,6 +99,11 @@ class ServerCollector(Collector):
                 "Connections closed because the client did not read its response.",
                 numbers.slow_followers,
             ),
+            (
+                "standby_reads",
+                "Reads of other nodes' shards that a standby on this node answered.",
+                numbers.standby_reads,
+            ),
             ("leases_expired", "Leases of workers that expired.", numbers.leases_expired),
             (
                 "writer_leases_expired",

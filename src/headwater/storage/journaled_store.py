@@ -208,6 +208,11 @@ class JournaledStorage:
         self._maintenance.requested = True
 
     @property
+    def published_lsn(self) -> int:
+        """The last record that readers see."""
+        return self._unsaved.lsn
+
+    @property
     def failure(self) -> str | None:
         """Why nothing can be written until the store is reopened, or None."""
         return self._journal.failure if self._journal is not None else None

@@ -12,6 +12,7 @@ from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.standby import StandbyJournal
 from headwater.core.records import Record
 from headwater.storage.tiering import following
+from headwater.storage.tiering.following import Step
 
 
 def reads_without_a_lease() -> None:
@@ -33,7 +34,7 @@ def answers_from_a_stale_standby() -> None:
         read.extend([] if found is None else [found])
         return found
 
-    def catch_up_as_standby(recovery: Any, journal: Any, last_lsn: int) -> Iterator[Record]:
+    def catch_up_as_standby(recovery: Any, journal: Any, last_lsn: int) -> Iterator[Record | Step]:
         if not isinstance(journal, PostgresJournal):
             yield from catch_up(recovery, journal, last_lsn)
 

@@ -124,6 +124,11 @@ class RunningCluster:
 
         wait_until(warm, lambda shards: shards == set(range(self.shards)), what="standbys of all shards")
 
+    def standby_of(self, shard: int) -> str:
+        """The node that has the standby of a shard."""
+        with connect(self.postgres.url, "test") as connection:
+            return next(node.name for node in cluster_status(connection).nodes if shard in node.warm)
+
     def _answers(self, number: int) -> bool:
         try:
             return httpx.get(f"{self.url(number)}/healthz").status_code == 200

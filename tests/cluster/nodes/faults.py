@@ -191,11 +191,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
     parser.add_argument("--only", choices=FAULTS)
     parser.add_argument("--standbys", type=int, default=0, help="the setting cluster.standbys of each node")
+    parser.add_argument("--standby-reads", action="store_true", help="the setting cluster.standby_reads of each node")
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
     names = [chosen.only] if chosen.only else list(FAULTS)
     faults = random.Random(chosen.seed).choices(names, k=chosen.rounds)
-    with running_cluster(DS_CLUSTER__STANDBYS=str(chosen.standbys)) as cluster:
+    settings = {"DS_CLUSTER__STANDBYS": str(chosen.standbys), "DS_CLUSTER__STANDBY_READS": str(chosen.standby_reads)}
+    with running_cluster(**settings) as cluster:
         counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
     print(json.dumps(counts))  # noqa: T201
 

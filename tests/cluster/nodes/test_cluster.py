@@ -44,7 +44,7 @@ QUICK_FAULTS += ["kill_shard", "pause_briefly"]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Iterator[RunningCluster]:
-    """Its nodes use TLS between each other, and each has a warm standby of one shard.
+    """Its nodes use TLS between each other, and each has a warm standby of one shard, which serves reads.
 
     Where no test waits for leases to expire again and again, they are longer than a busy machine stops a node.
     """
@@ -56,6 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Iterator[Ru
         DS_CLUSTER__TLS_KEY_PATH=str(node.key_path),
         DS_CLUSTER__TLS_CA_PATH=str(authority.cert_path),
         DS_CLUSTER__STANDBYS="1",
+        DS_CLUSTER__STANDBY_READS="true",
         DS_CLUSTER__LEASE_SECS=str(LEASE_S if long else 3 * LEASE_S),
     ) as running:
         yield running
@@ -116,6 +117,40 @@ def test_any_node_takes_any_request(cluster: RunningCluster) -> None:
         fork = cluster.name_in((shard + 1) % 3, f"fork{shard}-")
         created(urls(cluster, fork)[2], **{"Stream-Forked-From": f"/v1/stream/{name}"})
         assert content_of(urls(cluster, fork)[0]) == b"one;"
+
+
+@pytest.mark.timeout(480)
+def test_standbys_answer_reads_with_everything_that_was_acknowledged(cluster: RunningCluster) -> None:
+    """Also those that were appended through another node. A stream with a TTL is read at its owner."""
+    cluster.wait_until_warm()
+    shard, owner = next((shard, node) for shard, node in cluster.owners().items() if node is not None)
+    standby = cluster.standby_of(shard)
+    assert standby != owner
+    name = cluster.name_in(shard, "standby-")
+    there, here = (f"{cluster.url(int(node[-1]))}/v1/stream/{name}" for node in (owner, standby))
+    created(there)
+    written = b""
+    before = standby_reads(cluster)
+    for number in range(50):
+        appended(there, b"%d;" % number, once=True)
+        written += b"%d;" % number
+        assert content_of(here) == written
+        assert asked("HEAD", here).headers["Stream-Next-Offset"] == asked("HEAD", there).headers["Stream-Next-Offset"]
+    assert standby_reads(cluster) >= before + 90
+    before = standby_reads(cluster)
+    mortal = f"{here}-with-a-ttl"
+    created(mortal, **{"Stream-TTL": "3600"})
+    assert asked("GET", mortal).status_code == 200
+    assert asked("GET", f"{here}-missing").status_code == 404
+    assert standby_reads(cluster) == before
+
+
+def standby_reads(cluster: RunningCluster) -> int:
+    """The reads that standbys have answered, on all nodes."""
+    text = asked("GET", f"{cluster.url(0)}/metrics").text
+    found = re.search(r"^headwater_standby_reads_total (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
 
 
 @pytest.mark.timeout(480)

@@ -134,6 +134,12 @@ class NodeSupervisor(WorkerSupervisor):
         """Its address is in the next turn: the others link to it."""
         newcomer.has_said_hello = True
         self._next_turn_s = 0.0
+        for shard in sorted(self._standbys):
+            self._connect_standby(self._workers[shard], newcomer)
+
+    def _on_warm(self, standby: WorkerProcess) -> None:
+        for worker in self._workers:
+            self._connect_standby(standby, worker)
 
     def _announce_once(self) -> None:
         if not self._has_announced:
@@ -248,6 +254,17 @@ class NodeSupervisor(WorkerSupervisor):
             self._send(worker, messages.TakeOver(epoch))
         else:
             self._end_standby(worker)  # It is not faster than a new process.
+
+    def _connect_standby(self, standby: WorkerProcess, worker: WorkerProcess) -> None:
+        """Connect a standby that serves reads to a process that has clients."""
+        is_serving = worker.has_said_hello and worker.number not in self._standbys
+        if not (self._settings.cluster.standby_reads and standby.is_warm and is_serving):
+            return
+        ends = socket.socketpair()
+        self._send(standby, messages.ConnectStandby(worker.number), (ends[0].fileno(),))
+        self._send(worker, messages.ConnectStandby(standby.number), (ends[1].fileno(),))
+        for end in ends:
+            end.close()
 
     def _end_standby(self, worker: WorkerProcess) -> None:
         if worker.is_running:

@@ -11,23 +11,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
 import socket
 import time
 from typing import TYPE_CHECKING, Final
 
 from headwater.cluster import messages
+from headwater.cluster.nodes.committed import CommittedAnswers, forward_questions
 from headwater.cluster.nodes.link_tls import link_tls
 from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.nodes.open_shard import empty_directory, open_shard, shard_directory
-from headwater.cluster.nodes.standby import open_standby
+from headwater.cluster.nodes.standby import StandbyStorage, open_standby
+from headwater.cluster.nodes.standby_reads import OwnerPosition, StandbyReads, follow_owner
 from headwater.cluster.nodes.status_page import StatusPage
+from headwater.cluster.peers import Peers
 from headwater.cluster.relay import Relay
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.worker import ServingWorker
+from headwater.engine.engine import Engine
 from headwater.engine.stores import Store
 from headwater.http.routing import Route
-from headwater.http.server import Reloader
+from headwater.http.server import Reloader, build_context, sweep
 from headwater.storage.journaled_store import JournaledStorage
 
 if TYPE_CHECKING:
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("headwater.cluster")
 
 CHECK_S: Final = 0.05
-FOLLOW_S: Final = 0.2
-"""How often a standby reads new batches."""
 ANSWER_S: Final = 0.2
 """Time for the refusals of waiting writers to be sent before the process ends."""
 EXPIRED_CODE: Final = 3
@@ -68,6 +69,10 @@ class NodeWorker(ServingWorker):
         self._epoch: int | None = epoch
         self._lease = lease
         self._host = host
+        self._standbys = Peers(shard, shard_map.workers)
+        """Of an owner: the standbys on this node that serve reads. Of such a standby: the processes that have clients,
+        which pass its questions on to the owner."""
+        self._position: OwnerPosition | None = None
         self._links: ShardLinks | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -79,7 +84,7 @@ class NodeWorker(ServingWorker):
                 self._map.shards,
                 empty_directory(self._node_settings, self._number, 0),
                 open_packs_max,
-                wait=self._wait_as_standby,
+                wait=self._epoch_as_standby,
                 on_warm=self._report_warm,
                 is_ours=self._is_ours,
             )
@@ -88,16 +93,43 @@ class NodeWorker(ServingWorker):
         )
 
     def _routes(self, routes: tuple[Route, ...], relay: Relay, store: Store) -> tuple[Route, ...]:
+        relay.standbys = self._standbys
+        forward_questions(self._standbys, self._peers)
         return StatusPage(self._node_settings, relay, store).routes(routes)
 
-    def _wait_as_standby(self) -> int | None:
-        """Wait for messages of the supervisor; returns the epoch when the shard is to be taken over."""
-        select.select([self._control], [], [], FOLLOW_S)
-        self._on_control()
+    async def _follow(self, engine: Engine, store: Store) -> None:
+        if self._epoch is not None:
+            return
+        assert isinstance(store.storage, StandbyStorage)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._control.fileno(), self._on_control)
+        position = self._position = OwnerPosition(engine, store.storage, self._standbys)
+        working = []
+        if self._settings.cluster.standby_reads:
+            settings = self._settings
+            context = build_context(settings, engine, None, loop, settings.server.max_connections)
+            StandbyReads(context, Relay(self._standbys, loop, settings.server.worker_wait_secs), position)
+            working = [loop.create_task(position.watch()), loop.create_task(sweep(context))]
+        try:
+            await follow_owner(engine, store.storage, position)
+        finally:
+            for task in working:
+                task.cancel()
+            loop.remove_reader(self._control.fileno())
+
+    def _epoch_as_standby(self) -> int | None:
+        """The epoch of this process, if the shard is to be taken over."""
         if self._stop.is_set() or self._drain.is_set():
             logging.shutdown()
             os._exit(0)
         return self._epoch
+
+    async def _connect_standby(self, worker: int, descriptor: int) -> None:
+        peer = self._standbys.connect(worker)
+        opened = socket.socket(fileno=descriptor)
+        opened.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: peer, sock=opened)
+        self._standbys.connected(peer)
 
     def _report_warm(self) -> None:
         messages.send(self._control, messages.Warm())
@@ -105,11 +137,17 @@ class NodeWorker(ServingWorker):
     def _on_take_over(self, epoch: int) -> None:
         log.info("the standby takes shard %d over", self._number)
         self._epoch = epoch
+        for peer in self._standbys.all():
+            peer.close()  # What it did not answer is relayed to the owner, which it will be.
+        if self._position is not None:
+            self._position.wake.set()
 
-    async def _begin(self, store: Store) -> str:
+    async def _begin(self, engine: Engine, store: Store) -> str:
         assert self._epoch is not None
-        # A standby was in one iteration of the loop since its start, so the loop's time is old.
+        assert isinstance(store.storage, JournaledStorage)
+        # The recovery took place in one iteration of the loop, so the loop's time is old.
         await asyncio.sleep(0)
+        CommittedAnswers(engine, store.storage, self._epoch, self._peers)
         settings = self._settings.cluster
         links = self._links = ShardLinks(self._peers, self._epoch, settings.secret, link_tls(settings))
         port = links.listen(self._host, settings.peer_port + self._number if settings.peer_port else 0)

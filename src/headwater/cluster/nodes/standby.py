@@ -4,6 +4,11 @@ A standby reads the rows of the journal, and not whether a standby of Postgres h
 another server becomes the primary, which then begins a new timeline. So everything is read on one timeline: if it is
 another one after a reconnection, or when the shard is taken over, the standby begins again. A shard that is taken over
 on the same timeline has every row that was read on it.
+
+If clients read from the standby (`standby_reads`), it applies only rows that cannot be lost. Those are all but the last
+one, because the owner commits one batch after the other, and the last one once the owner says that it is committed. It
+says so with its epoch: a server of Postgres that does not have this epoch is a former primary, whose last row may be a
+lost one that has the same number.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
@@ -25,31 +30,61 @@ from headwater.engine.stores import Store
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.interface import StorageError
-from headwater.storage.tiering.following import FollowedStorage, OutdatedError, Promotion
+from headwater.storage.tiering.following import FollowedStorage, OutdatedError, Promotion, Step
 
 log = logging.getLogger("headwater.cluster")
+
+
+_POSITION: Final = """
+SELECT epoch, seq,
+    (SELECT max(journal.seq) FROM headwater.journal WHERE journal.shard = shard.id AND journal.seq < shard.seq)
+FROM headwater.shard WHERE id = %s
+"""
+
+
+class Committed(NamedTuple):
+    """What an owner has committed in its epoch, and so is replicated."""
+
+    epoch: int
+    lsn: int
 
 
 class StandbyJournal:
     """The journal of a shard that another process writes."""
 
-    def __init__(self, url: str, shard: int) -> None:
+    def __init__(self, url: str, shard: int, *, waits_for_owner: bool = False) -> None:
+        """One that `waits_for_owner` has only batches that are certainly replicated: readers may see them."""
         self._url = url
         self.shard: Final = shard
         self._connection: Connection | None = None
         self.timeline: int | None = None
         """The timeline of Postgres on which everything was read."""
+        self.replicated_lsn = 0
+        self._confirmed: Committed | None = Committed(0, 0) if waits_for_owner else None
+
+    def confirm(self, committed: Committed) -> None:
+        """Note what the owner has committed. Can be called from any thread."""
+        self._confirmed = committed
 
     def last_lsn(self) -> int | None:
         try:
-            row = self._connected().execute("SELECT seq FROM headwater.shard WHERE id = %s", [self.shard]).fetchone()
+            row: Any = self._connected().execute(_POSITION, [self.shard]).fetchone()
         except psycopg.Error as error:
             log.debug("the journal of shard %d cannot be followed at the moment: %s", self.shard, error)
             self.close()
             return None
         if row is None:
             raise StorageError(f"Postgres does not know shard {self.shard}.")
-        return int(str(row[0]))
+        epoch, last_lsn, previous_lsn = row
+        self.replicated_lsn = self._replicated(epoch, last_lsn, previous_lsn or 0)
+        return int(last_lsn)
+
+    def _replicated(self, epoch: int, last_lsn: int, previous_lsn: int) -> int:
+        confirmed = self._confirmed
+        if confirmed is None:
+            return last_lsn
+        # A server that does not have the epoch may have other batches of the same numbers.
+        return max(previous_lsn, min(last_lsn, confirmed.lsn)) if epoch >= confirmed.epoch else previous_lsn
 
     def batches(self, after_lsn: int) -> Iterator[bytearray]:
         try:
@@ -77,9 +112,11 @@ class StandbyJournal:
 
 
 class StandbyStorage(FollowedStorage):
-    def recover(self) -> Iterator[Record]:
+    journal: StandbyJournal
+
+    def follow(self) -> Iterator[Record | Step]:
         try:
-            yield from super().recover()
+            yield from super().follow()
         except psycopg.Error as error:
             raise StorageError(f"The journal of the shard cannot be read: {error}") from error
 
@@ -95,10 +132,10 @@ def open_standby(
     on_warm: Callable[[], None],
     is_ours: Callable[[], bool],
 ) -> Store:
-    """A store whose recovery follows the shard, and ends when `wait` returns the epoch of this process."""
+    """A store that follows the shard until `wait` returns the epoch of this process."""
     storage, cluster = settings.storage, settings.cluster
     assert storage.cold is not None
-    journal = StandbyJournal(cluster.postgres_url, shard)
+    journal = StandbyJournal(cluster.postgres_url, shard, waits_for_owner=cluster.standby_reads)
 
     def taken() -> Promotion | None:
         epoch = wait()
@@ -118,5 +155,6 @@ def open_standby(
         on_warm=on_warm,
         reserve=DescriptorReserve(),
     )
+    opened.journal = journal
     blobs = FileBlobs(opened.files, directory / BLOBS_NAME, durable=True)
     return Store(opened, blobs, opened.files, opened.files.cache.deferring)

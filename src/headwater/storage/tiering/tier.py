@@ -53,15 +53,14 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
         """The packs and blobs in the store, with their sizes."""
         if self.uploader is not None:
             return self.uploader.stored
-        if self._listed is None:
-            self._listed = {
-                key: size for prefix in self._prefixes.values() for key, size in self._objects.sizes(prefix).items()
-            }
-        return self._listed
+        return self.list_again() if self._listed is None else self._listed
 
-    def forget_listing(self) -> None:
-        """List the objects again when they are needed: another process has changed them."""
-        self._listed = None
+    def list_again(self) -> dict[str, int]:
+        """List the objects, because another process may have changed them."""
+        self._listed = {
+            key: size for prefix in self._prefixes.values() for key, size in self._objects.sizes(prefix).items()
+        }
+        return self._listed
 
     def map(self, path: Path) -> MappedFile:
         prefix = self._prefixes.get(path.parent)

@@ -1,0 +1,66 @@
+"""Relay a read to the standby of its shard on the same node, and to the owner if the standby does not answer.
+
+A standby answers a read or declines it, before the first byte of a response: it does not report errors itself. A read
+that it declines, or that it had when it ended, is relayed to the owner as any other.
+"""
+
+from __future__ import annotations
+
+from headwater.cluster import frames
+from headwater.cluster.relay import Relay, RelayedAnswer, client_name, request_bytes, send_request
+from headwater.engine.metrics import Metrics
+from headwater.http.context import Context
+from headwater.http.paths import Address
+from headwater.http.request import Request
+from headwater.http.routing import Handler
+
+
+class StandbyAnswer(RelayedAnswer):
+    """A read that the standby answers, or else the owner."""
+
+    __slots__ = ("_is_at_standby", "_may_ask", "_metrics")
+
+    def __init__(self, relay: Relay, worker: int, data: bytes, metrics: Metrics) -> None:
+        super().__init__(relay, worker, data, True, frames.BEGIN)
+        self._metrics = metrics
+        self._may_ask = len(data) <= frames.PAYLOAD_MAX_BYTES
+        self._is_at_standby = False
+
+    def on_whole(self, data: bytes) -> None:
+        self._count()
+        super().on_whole(data)
+
+    def on_data(self, data: bytes) -> None:
+        self._count()
+        super().on_data(data)
+
+    def on_cut(self) -> None:
+        if self._is_at_standby and not self._has_begun:
+            self.on_peer_lost()  # It is repeated, at the owner.
+        else:
+            super().on_cut()
+
+    def _send(self) -> None:
+        standbys = self._relay.standbys
+        standby = standbys.get(self.worker) if standbys is not None and self._may_ask else None
+        self._may_ask = False
+        self._is_at_standby = standby is not None
+        if standby is None:
+            super()._send()
+        else:
+            self._peer = standby
+            self._number = standby.open_tunnel(self)
+            send_request(standby, self._begin, self._number, client_name(self._channel), self._data)
+
+    def _count(self) -> None:
+        if self._is_at_standby and not self._has_begun:
+            self._metrics.standby_reads += 1
+
+
+def to_standby(relay: Relay, worker: int) -> Handler:
+    """The handler of reads that the standby of a shard may answer."""
+
+    def handle(context: Context, request: Request, _address: Address) -> StandbyAnswer:
+        return StandbyAnswer(relay, worker, request_bytes(request), context.metrics)
+
+    return handle
