@@ -138,10 +138,10 @@ def test_standbys_answer_reads_with_everything_that_was_acknowledged(cluster: Ru
         assert asked("HEAD", here).headers["Stream-Next-Offset"] == asked("HEAD", there).headers["Stream-Next-Offset"]
     assert standby_reads(cluster) >= before + 90
     before = standby_reads(cluster)
-    mortal = f"{here}-with-a-ttl"
+    mortal, missing = (f"{here.removesuffix(name)}{cluster.name_in(shard, prefix)}" for prefix in ("ttl-", "missing-"))
     created(mortal, **{"Stream-TTL": "3600"})
     assert asked("GET", mortal).status_code == 200
-    assert asked("GET", f"{here}-missing").status_code == 404
+    assert asked("GET", missing).status_code == 404
     assert standby_reads(cluster) == before
 
 
