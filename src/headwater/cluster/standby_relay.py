@@ -36,6 +36,7 @@ class StandbyAnswer(RelayedAnswer):
 
     def on_cut(self) -> None:
         if self._is_at_standby and not self._has_begun:
+            self._is_at_standby = False
             self.on_peer_lost()  # It is repeated, at the owner.
         else:
             super().on_cut()
