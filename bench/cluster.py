@@ -191,7 +191,8 @@ def main() -> None:
             with serve(DS_STORAGE__MODE="file-durable") as one:
                 for connections in (1, 32):
                     note(f"file-durable, {connections}", runner.run(appends([one.url], connections, given.seconds)))
-        with running_cluster(DS_CLUSTER__LEASE_SECS=LEASE_S, DS_CLUSTER__STANDBYS=str(given.standbys)) as cluster:
+        settings = {"DS_CLUSTER__LEASE_SECS": LEASE_S, "DS_CLUSTER__STANDBYS": str(given.standbys)}
+        with running_cluster(settings) as cluster:
             note("memory at first, MiB", memory(cluster))
             if "appends" in parts:
                 measure_appends(cluster, runner, given.seconds, note)

@@ -10,6 +10,7 @@ from headwater.cli import main
 from headwater.cluster.nodes.node_worker import NodeWorker
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.standby import StandbyJournal
+from headwater.cluster.nodes.standby_reads import OwnerPosition
 from headwater.core.records import Record
 from headwater.storage.tiering import following
 from headwater.storage.tiering.following import Step
@@ -42,8 +43,18 @@ def answers_from_a_stale_standby() -> None:
     StandbyJournal.last_lsn = last_lsn_at_first  # type: ignore[method-assign]
 
 
+def answers_reads_without_asking() -> None:
+    """A standby answers reads from what it happens to have."""
+
+    async def is_current(_self: OwnerPosition) -> bool:
+        return True
+
+    OwnerPosition.is_current = is_current  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
-    fault.__name__: fault for fault in (reads_without_a_lease, answers_from_a_stale_standby)
+    fault.__name__: fault
+    for fault in (reads_without_a_lease, answers_from_a_stale_standby, answers_reads_without_asking)
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -19,6 +19,7 @@ from headwater.cluster.nodes.status import cluster_status
 from headwater.cluster.shards import ShardMap
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from tests.cluster.nodes.servers import replicated_postgres
+from tests.http.certificates import make_certificate
 from tests.ports import free_port
 from tests.seaweedfs import SeaweedFs, seaweedfs
 from tests.serving import Server, serve
@@ -141,9 +142,24 @@ class RunningCluster:
         return next(name for number in range(10_000) if shard_map.shard_of(name := f"{prefix}{number}") == shard)
 
 
+def link_tls_settings(directory: Path) -> dict[str, str]:
+    """Settings with which nodes use TLS between each other, with certificates of a new authority."""
+    authority = make_certificate(directory, name="authority")
+    node = make_certificate(directory, name="node", issuer=authority)
+    return {
+        "DS_CLUSTER__TLS_CERT_PATH": str(node.cert_path),
+        "DS_CLUSTER__TLS_KEY_PATH": str(node.key_path),
+        "DS_CLUSTER__TLS_CA_PATH": str(authority.cert_path),
+    }
+
+
 @contextmanager
 def running_cluster(
-    nodes: int = 3, shards: int = 3, *, program: tuple[str, ...] = ("headwater",), **settings: str
+    settings: Mapping[str, str] | None = None,
+    *,
+    nodes: int = 3,
+    shards: int = 3,
+    program: tuple[str, ...] = ("headwater",),
 ) -> Iterator[RunningCluster]:
     """A cluster whose shards are shared by all nodes when the block is entered."""
     with ExitStack() as stack, ThreadPoolExecutor(nodes) as threads:
@@ -151,7 +167,7 @@ def running_cluster(
         store = threads.submit(lambda: stack.enter_context(seaweedfs(directory)))
         postgres = stack.enter_context(replicated_postgres())
         cluster = RunningCluster(postgres, store.result(), stack, shards, program)
-        cluster.settings.update(settings)
+        cluster.settings.update(settings or {})
         list(threads.map(cluster.start, range(nodes)))
         cluster.wait_until_shared(*range(nodes))
         yield cluster

@@ -12,14 +12,16 @@ import argparse
 import asyncio
 import json
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
-from tests.cluster.nodes.clusters import LEASE_S, RunningCluster, running_cluster
+from tests.cluster.nodes.clusters import LEASE_S, RunningCluster, link_tls_settings, running_cluster
 from tests.pressure import clients
 from tests.pressure.clients import Fleet
 from tests.pressure.history import check
@@ -192,13 +194,17 @@ def main() -> None:
     parser.add_argument("--only", choices=FAULTS)
     parser.add_argument("--standbys", type=int, default=0, help="the setting cluster.standbys of each node")
     parser.add_argument("--standby-reads", action="store_true", help="the setting cluster.standby_reads of each node")
+    parser.add_argument("--tls", action="store_true", help="use TLS between the nodes")
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
     names = [chosen.only] if chosen.only else list(FAULTS)
     faults = random.Random(chosen.seed).choices(names, k=chosen.rounds)
     settings = {"DS_CLUSTER__STANDBYS": str(chosen.standbys), "DS_CLUSTER__STANDBY_READS": str(chosen.standby_reads)}
-    with running_cluster(**settings) as cluster:
-        counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
+    with tempfile.TemporaryDirectory(prefix="headwater-certificates-") as directory:
+        if chosen.tls:
+            settings |= link_tls_settings(Path(directory))
+        with running_cluster(settings) as cluster:
+            counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
     print(json.dumps(counts))  # noqa: T201
 
 

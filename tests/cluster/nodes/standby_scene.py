@@ -108,7 +108,7 @@ class StandbyScene:
             storage, files = open_replicated(
                 self._objects, self._directory / str(epoch), TIER, SMALL, epoch=epoch, replica=journal
             )
-            engine = _engine(storage, files, loop, commit="thread")
+            engine = _engine(storage, files, loop)
             engine.start()
             peers = Peers(self._shard, 256)
             relay = Relay(peers, loop, 1.0)
@@ -146,7 +146,7 @@ class StandbyScene:
             head_s=head_s,
         )
         storage.journal = journal
-        engine = self.engine = _engine(storage, storage.files, loop, commit="thread")
+        engine = self.engine = _engine(storage, storage.files, loop)
         peers = Peers(self._shard, 256)
         self.position = OwnerPosition(engine, storage, peers)
         context = build_context(Settings(), engine, None, loop, 16)
@@ -187,7 +187,7 @@ class StandbyScene:
         return data
 
     async def create(self, name: str, **headers: str) -> None:
-        response = await self.asked(self.owner, "PUT", name, **headers)
+        response = await self.asked(self.owner, "PUT", name, b"", **headers)
         assert response is not None
         assert status_of(response) == 201
 
@@ -212,18 +212,9 @@ class StandbyScene:
         return operation.body
 
 
-def _engine(
-    storage: JournaledStorage, files: TieredFilesystem, loop: asyncio.AbstractEventLoop, *, commit: str
-) -> Engine:
-    limits = EngineLimits()
-    return Engine(
-        storage,
-        SteadyClock(),
-        LoopScheduler(loop),
-        limits,
-        commit=commit,
-        deferring=files.cache.deferring,  # type: ignore[arg-type]
-    )
+def _engine(storage: JournaledStorage, files: TieredFilesystem, loop: asyncio.AbstractEventLoop) -> Engine:
+    deferring = files.cache.deferring
+    return Engine(storage, SteadyClock(), LoopScheduler(loop), EngineLimits(), commit="thread", deferring=deferring)
 
 
 async def _never(_sender: int, _arguments: object) -> None:

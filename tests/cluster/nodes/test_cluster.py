@@ -25,18 +25,18 @@ from headwater.cluster.nodes.schema import connect
 from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import StorageError
-from tests.cluster.nodes.clusters import LEASE_S, SECRET, RunningCluster, running_cluster
+from tests.cluster.nodes.clusters import LEASE_S, SECRET, RunningCluster, link_tls_settings, running_cluster
 from tests.cluster.nodes.faults import FAULTS, endure_faults
 from tests.cluster.nodes.spreading import spread_over
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
 from tests.crash.workload import Violation
-from tests.http.certificates import make_certificate
 from tests.serving import serve, server_environment
 from tests.vitest_run import describe_failures, run_vitest
 from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 ROUNDS = 200
+STANDBY_READS = {"DS_CLUSTER__STANDBYS": "1", "DS_CLUSTER__STANDBY_READS": "true"}
 QUICK_FAULTS = ["cut", "kill_shard", "pause_briefly", "cut", "kill_primary", "cut", "stop_store", "cut"]
 QUICK_FAULTS += ["kill_shard", "pause_briefly"]
 """Those that do not wait for the end of a lease."""
@@ -48,17 +48,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Iterator[Ru
 
     Where no test waits for leases to expire again and again, they are longer than a busy machine stops a node.
     """
-    directory = tmp_path_factory.mktemp("certificates")
-    authority = make_certificate(directory, name="authority")
-    node = make_certificate(directory, name="node", issuer=authority)
-    with running_cluster(
-        DS_CLUSTER__TLS_CERT_PATH=str(node.cert_path),
-        DS_CLUSTER__TLS_KEY_PATH=str(node.key_path),
-        DS_CLUSTER__TLS_CA_PATH=str(authority.cert_path),
-        DS_CLUSTER__STANDBYS="1",
-        DS_CLUSTER__STANDBY_READS="true",
-        DS_CLUSTER__LEASE_SECS=str(LEASE_S if long else 3 * LEASE_S),
-    ) as running:
+    settings = {
+        **link_tls_settings(tmp_path_factory.mktemp("certificates")),
+        **STANDBY_READS,
+        "DS_CLUSTER__LEASE_SECS": str(LEASE_S if long else 3 * LEASE_S),
+    }
+    with running_cluster(settings) as running:
         yield running
 
 
@@ -317,7 +312,7 @@ def test_reads_of_a_former_owner_are_found_by_the_history() -> None:
 def test_reads_of_a_stale_standby_are_found_by_the_history() -> None:
     """The broken variant: a standby that takes a shard over answers from what it happens to have."""
     program = ("tests.cluster.nodes.broken", "answers_from_a_stale_standby")
-    with running_cluster(program=program, DS_CLUSTER__STANDBYS="2") as cluster:
+    with running_cluster({"DS_CLUSTER__STANDBYS": "2"}, program=program) as cluster:
         cluster.wait_until_warm()
         with pytest.raises(Violation):
             asyncio.run(endure_faults(cluster, ["kill_node"] * 12, 5))
@@ -325,8 +320,26 @@ def test_reads_of_a_stale_standby_are_found_by_the_history() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_official_suite_passes_with_its_requests_spread_over_the_nodes() -> None:
-    with running_cluster(**SETTINGS) as cluster, spread_over([cluster.url(number) for number in range(3)]) as url:
+def test_reads_of_a_standby_that_does_not_ask_the_owner_are_found_by_the_history() -> None:
+    program = ("tests.cluster.nodes.broken", "answers_reads_without_asking")
+    with running_cluster(STANDBY_READS, program=program) as cluster:
+        cluster.wait_until_warm()
+        with pytest.raises(Violation):
+            asyncio.run(endure_faults(cluster, ["cut"] * 12, 5))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("serves_reads", [False, True])
+def test_official_suite_passes_with_its_requests_spread_over_the_nodes(tmp_path: Path, serves_reads: bool) -> None:
+    """Also with TLS between the nodes, and with standbys that serve reads."""
+    settings = {**link_tls_settings(tmp_path), **STANDBY_READS} if serves_reads else {}
+    with (
+        running_cluster({**SETTINGS, **settings}) as cluster,
+        spread_over([cluster.url(number) for number in range(3)]) as url,
+    ):
+        if serves_reads:
+            cluster.wait_until_warm()
         cases = run_vitest(
             SUITE,
             env={
@@ -335,6 +348,7 @@ def test_official_suite_passes_with_its_requests_spread_over_the_nodes() -> None
             },
             timeout_secs=300,
         )
+        assert bool(standby_reads(cluster)) == serves_reads
     assert len(cases) == DISCOVERED
     assert not [case for case in cases if case.status == "failed"], describe_failures(cases)
 

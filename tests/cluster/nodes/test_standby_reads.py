@@ -229,7 +229,7 @@ def test_responses_are_those_of_the_owner(run: Run) -> None:
                 await opened.asked(opened.owner, "POST", name, body)
             elif kind == "fork":
                 source = dice.choice(names)
-                await opened.asked(opened.owner, "PUT", name, **{"Stream-Forked-From": f"/v1/stream/{source}"})
+                await opened.asked(opened.owner, "PUT", name, b"", **{"Stream-Forked-From": f"/v1/stream/{source}"})
             elif kind == "delete" and dice.random() < 0.5:
                 await opened.asked(opened.owner, "DELETE", name)
             elif kind == "store":
