@@ -13,7 +13,7 @@ from headwater.cluster.nodes.standby import StandbyJournal
 from headwater.cluster.nodes.standby_reads import OwnerPosition
 from headwater.core.records import Record
 from headwater.storage.tiering import following
-from headwater.storage.tiering.following import Step
+from headwater.storage.tiering.following import FollowStep
 
 
 def reads_without_a_lease() -> None:
@@ -35,7 +35,7 @@ def answers_from_a_stale_standby() -> None:
         read.extend([] if found is None else [found])
         return found
 
-    def catch_up_as_standby(recovery: Any, journal: Any, last_lsn: int) -> Iterator[Record | Step]:
+    def catch_up_as_standby(recovery: Any, journal: Any, last_lsn: int) -> Iterator[Record | FollowStep]:
         if not isinstance(journal, PostgresJournal):
             yield from catch_up(recovery, journal, last_lsn)
 
@@ -46,7 +46,7 @@ def answers_from_a_stale_standby() -> None:
 def answers_reads_without_asking() -> None:
     """A standby answers reads from what it happens to have."""
 
-    async def is_current(_self: OwnerPosition) -> bool:
+    async def is_current(self: OwnerPosition) -> bool:
         return True
 
     OwnerPosition.is_current = is_current  # type: ignore[method-assign]

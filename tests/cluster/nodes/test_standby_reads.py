@@ -14,7 +14,7 @@ import uvloop
 
 from headwater.cluster.nodes import standby_reads
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
-from headwater.cluster.nodes.standby import Committed, StandbyJournal
+from headwater.cluster.nodes.standby import CommittedPosition, StandbyJournal
 from headwater.cluster.nodes.standby_reads import OwnerPosition
 from headwater.cluster.relay import Exchange
 from headwater.stack.database import LocalPostgres
@@ -141,7 +141,7 @@ def test_only_replicated_batches_are_applied(
     confirmed: tuple[int, int], position: tuple[int, int, int], applied: int
 ) -> None:
     journal = StandbyJournal("postgresql://", 0, waits_for_owner=True)
-    journal.confirm(Committed(*confirmed))
+    journal.confirm(CommittedPosition(*confirmed))
     assert journal._replicated(*position) == applied
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from headwater.cluster.nodes.standby import Committed
+from headwater.cluster.nodes.standby import CommittedPosition
 from headwater.cluster.peers import PeerLostError, Peers
 from headwater.core.errors import WorkerUnavailable
 from headwater.engine.engine import Engine
@@ -33,14 +33,14 @@ class CommittedAnswers:
         self._changed: asyncio.Future[None] | None = None
         peers.answers(QUESTION, self._answer)
 
-    async def _answer(self, sender: int, after_lsn: int | None) -> Committed:
+    async def _answer(self, sender: int, after_lsn: int | None) -> CommittedPosition:
         """Everything that is committed now; or, if that is not after `after_lsn`, soon."""
         if after_lsn is not None and self._storage.published_lsn <= after_lsn:
             self._watch()
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._changed,), timeout=WAIT_S)
-        return Committed(self._epoch, self._storage.published_lsn)
+        return CommittedPosition(self._epoch, self._storage.published_lsn)
 
     def _watch(self) -> None:
         if not self._is_watching:

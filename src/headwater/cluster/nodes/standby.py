@@ -30,7 +30,7 @@ from headwater.engine.stores import Store
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.interface import StorageError
-from headwater.storage.tiering.following import FollowedStorage, OutdatedError, Promotion, Step
+from headwater.storage.tiering.following import FollowedStorage, FollowStep, OutdatedError, Promotion
 
 log = logging.getLogger("headwater.cluster")
 
@@ -42,7 +42,7 @@ FROM headwater.shard WHERE id = %s
 """
 
 
-class Committed(NamedTuple):
+class CommittedPosition(NamedTuple):
     """What an owner has committed in its epoch, and so is replicated."""
 
     epoch: int
@@ -60,9 +60,9 @@ class StandbyJournal:
         self.timeline: int | None = None
         """The timeline of Postgres on which everything was read."""
         self.replicated_lsn = 0
-        self._confirmed: Committed | None = Committed(0, 0) if waits_for_owner else None
+        self._confirmed: CommittedPosition | None = CommittedPosition(0, 0) if waits_for_owner else None
 
-    def confirm(self, committed: Committed) -> None:
+    def confirm(self, committed: CommittedPosition) -> None:
         """Note what the owner has committed. Can be called from any thread."""
         self._confirmed = committed
 
@@ -114,7 +114,7 @@ class StandbyJournal:
 class StandbyStorage(FollowedStorage):
     journal: StandbyJournal
 
-    def follow(self) -> Iterator[Record | Step]:
+    def follow(self) -> Iterator[Record | FollowStep]:
         try:
             yield from super().follow()
         except psycopg.Error as error:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from headwater.cluster.nodes.committed import QUESTION
-from headwater.cluster.nodes.standby import Committed, StandbyStorage
+from headwater.cluster.nodes.standby import CommittedPosition, StandbyStorage
 from headwater.cluster.peers import Peer, PeerLostError, Peers
 from headwater.cluster.relay import Relay
 from headwater.cluster.relayed import RelayedConnection, Tunnel, TunnelPool
@@ -29,7 +29,7 @@ from headwater.http.request import Request
 from headwater.http.responses import LiveResponse, PiecewiseResponse, Response
 from headwater.http.routes import ROUTES
 from headwater.http.routing import LEASE, Route, Router
-from headwater.storage.tiering.following import Step
+from headwater.storage.tiering.following import FollowStep
 
 FOLLOW_S: Final = 0.2
 """How often a standby reads new batches if nothing wakes it."""
@@ -55,7 +55,7 @@ class OwnerPosition:
         self._engine = engine
         self._storage = storage
         self._peers = peers
-        self._known = Committed(0, 0)
+        self._known = CommittedPosition(0, 0)
         self._asked: asyncio.Task[bool] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.wake: Final = asyncio.Event()
@@ -106,12 +106,12 @@ class OwnerPosition:
             return False
         return True
 
-    async def _ask(self, after_lsn: int | None) -> Committed:
+    async def _ask(self, after_lsn: int | None) -> CommittedPosition:
         """Ask the owner, through any process of this node."""
         through = next(iter(self._peers.all()), None)
         if through is None:
             raise PeerLostError("no process of this node is connected")
-        return Committed(*await through.ask(QUESTION, after_lsn))
+        return CommittedPosition(*await through.ask(QUESTION, after_lsn))
 
 
 async def follow_owner(engine: Engine, storage: StandbyStorage, position: OwnerPosition) -> None:
@@ -122,14 +122,14 @@ async def follow_owner(engine: Engine, storage: StandbyStorage, position: OwnerP
     with ThreadPoolExecutor(1, "headwater-standby") as thread:
         step = next(steps, None)
         while step is not None:
-            if isinstance(step, Step):
+            if isinstance(step, FollowStep):
                 position.on_applied()
                 applied = 0
-                if step is Step.PAUSES:
+                if step is FollowStep.PAUSES:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(position.wake.wait(), FOLLOW_S)
                     position.wake.clear()
-                elif step is Step.BLOCKS:
+                elif step is FollowStep.BLOCKS:
                     step = await loop.run_in_executor(thread, next, steps, None)
                     continue
             else:

@@ -50,7 +50,7 @@ BATCHES_MAX: Final = 16
 """Batches that are read before they are applied."""
 
 
-class Step(Enum):
+class FollowStep(Enum):
     """What happens next while a store is followed."""
 
     PAUSES = "nothing is left to read; continue after a moment"
@@ -175,11 +175,11 @@ class FollowedStorage(JournaledStorage):
     def recover(self) -> Iterator[Record]:
         if not self._is_taken:
             for step in self.follow():
-                if not isinstance(step, Step):
+                if not isinstance(step, FollowStep):
                     yield step
         yield from super().recover()
 
-    def follow(self) -> Iterator[Record | Step]:
+    def follow(self) -> Iterator[Record | FollowStep]:
         """Follow the store until it is taken over; `recover` then returns at once. A step after `BLOCKS` may run on
         another thread, one at a time; all others run where the readers are."""
         try:
@@ -189,19 +189,19 @@ class FollowedStorage(JournaledStorage):
             self._followed.close()
         self._is_taken = True
 
-    def _follow(self) -> Iterator[Record | Step]:
+    def _follow(self) -> Iterator[Record | FollowStep]:
         recovery = self._restored(self._read_head())
         yield from recovery.begin()
         self._show(recovery)
         is_warm = False
         look_s = time.monotonic() + self._head_s
         while True:
-            yield Step.PAUSES
+            yield FollowStep.PAUSES
             taken = self._wait()
             if taken is not None:
                 break
             self._shrink_cache()
-            yield Step.BLOCKS
+            yield FollowStep.BLOCKS
             head: StoreHead | None = None
             if time.monotonic() >= look_s:
                 look_s = time.monotonic() + self._head_s
@@ -213,9 +213,9 @@ class FollowedStorage(JournaledStorage):
             _check_end(recovery, last_lsn)
             yield from _catch_up(recovery, self._followed, self._followed.replicated_lsn)
             if head is not None and head.parts != recovery.head.parts:
-                yield Step.BLOCKS
+                yield FollowStep.BLOCKS
                 recovery = self._based_on(head, recovery, self._followed)
-                yield Step.APPLIES
+                yield FollowStep.APPLIES
                 self._show(recovery)
             if not is_warm:
                 is_warm = True
@@ -298,13 +298,13 @@ def _check_end(recovery: _FollowedRecovery, last_lsn: int) -> None:
 
 def _catch_up(
     recovery: _FollowedRecovery, journal: FollowedJournal | JournalReplica, until_lsn: int
-) -> Iterator[Record | Step]:
+) -> Iterator[Record | FollowStep]:
     """Apply the batches up to the one that has this record."""
     batches = journal.batches(recovery.read_lsn)
     while recovery.read_lsn < until_lsn:
-        yield Step.BLOCKS
+        yield FollowStep.BLOCKS
         found = list(islice(batches, BATCHES_MAX))
-        yield Step.APPLIES
+        yield FollowStep.APPLIES
         if not found:
             raise OutdatedError(f"The journal has nothing between the records {recovery.read_lsn} and {until_lsn}.")
         for batch in found:
