@@ -228,7 +228,8 @@ class RelayServer:
             if known is not None and known.repeat is not None and b"origin" not in known.request.headers:
                 self._repeat(known, known.repeat, peer, number, data)
                 return None
-        tunnel = pool.take(partial(Tunnel, context, pool.router, self._relay, pool.free))
+        tunnel = pool.idle.pop() if pool.idle else Tunnel(context, pool.router, self._relay, pool.free)
+        pool.busy.add(tunnel)
         return tunnel.use(peer, number)
 
     def _repeat(self, known: KnownHead, repeat: Repeat, peer: Peer, number: int, data: bytes) -> None:
@@ -288,12 +289,6 @@ class TunnelPool:
         self.router: Final = router
         self.busy: Final[set[Tunnel]] = set()
         self.idle: Final[list[Tunnel]] = []
-
-    def take(self, make: Callable[[], Tunnel]) -> Tunnel:
-        """A tunnel without a request."""
-        tunnel = self.idle.pop() if self.idle else make()
-        self.busy.add(tunnel)
-        return tunnel
 
     def free(self, tunnel: Tunnel, is_idle: bool) -> None:
         self.busy.discard(tunnel)

@@ -7,7 +7,7 @@ that it declines, or that it had when it ended, is relayed to the owner as any o
 from __future__ import annotations
 
 from headwater.cluster import frames
-from headwater.cluster.relay import Relay, RelayedAnswer, client_name, request_bytes, send_request
+from headwater.cluster.relay import Relay, RelayedAnswer, begin_request, request_bytes
 from headwater.engine.metrics import Metrics
 from headwater.http.context import Context
 from headwater.http.paths import Address
@@ -49,9 +49,10 @@ class StandbyAnswer(RelayedAnswer):
         if standby is None:
             super()._send()
         else:
+            assert self._channel is not None, "the client waits for the response"
+            origin = self._channel.origin or self._channel.find_origin()
             self._peer = standby
-            self._number = standby.open_tunnel(self)
-            send_request(standby, self._begin, self._number, client_name(self._channel), self._data)
+            self._number = begin_request(standby, self, self._begin, origin, self._data)
 
     def _count(self) -> None:
         if self._is_at_standby and not self._has_begun:

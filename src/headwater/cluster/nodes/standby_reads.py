@@ -151,10 +151,10 @@ class StandbyReads:
         relay.peers.open_server = self._open
 
     def _open(self, peer: Peer, number: int, begin: int, data: bytes) -> Tunnel:
-        return self._pool.take(self._new_tunnel).use(peer, number)
-
-    def _new_tunnel(self) -> Tunnel:
-        return StandbyTunnel(self._context, self._pool, self._relay, self._position)
+        pool = self._pool
+        tunnel = pool.idle.pop() if pool.idle else StandbyTunnel(self._context, pool, self._relay, self._position)
+        pool.busy.add(tunnel)
+        return tunnel.use(peer, number)
 
 
 class StandbyRouter(Router):
@@ -200,11 +200,11 @@ class StandbyTunnel(Tunnel):
         self._position = position
         self._waiting: asyncio.Task[None] | None = None
 
-    def begin(self, peer_name: bytes, data: bytes) -> None:
-        self._waiting = asyncio.get_running_loop().create_task(self._begin_when_current(peer_name, data))
+    def begin(self, origin: bytes, data: bytes) -> None:
+        self._waiting = asyncio.get_running_loop().create_task(self._begin_when_current(origin, data))
 
-    async def _begin_when_current(self, peer_name: bytes, data: bytes) -> None:
+    async def _begin_when_current(self, origin: bytes, data: bytes) -> None:
         if not await self._position.is_current():
             self.abort()
         elif not self.is_closing():
-            super().begin(peer_name, data)
+            super().begin(origin, data)
