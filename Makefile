@@ -61,7 +61,8 @@ test: setup ## Install what is missing and run all checks and tests
 
 .PHONY: run-tests
 run-tests: setup
-	-@TMPDIR=$$(scripts/memory-directory) $(BIN)/python scripts/archive_spark_classes.py
+	@# Before several processes do it at once: compile the tests, and archive the classes of Spark.
+	-@$(PYTEST) --collect-only -qq > /dev/null & TMPDIR=$$(scripts/memory-directory) $(BIN)/python scripts/archive_spark_classes.py; wait
 	$(PYTEST) $(PARALLEL) --durations=20 $(PYTEST_ARGS)
 
 .PHONY: test-fast

@@ -119,19 +119,23 @@ SAFE_TYPES = frozenset(("str", "msgspec.Raw"))
 
 def late_decoders(tree: ast.AST) -> list[int]:
     """The lines that decode into a type of ours without a decoder that was made at import."""
-    return [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("msgspec.json.decode", "msgspec.msgpack.decode")
-        and any(word.arg == "type" and ast.unparse(word.value) not in SAFE_TYPES for word in node.keywords)
-    ] + [
-        node.lineno
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("msgspec.json.Decoder", "msgspec.msgpack.Decoder")
+    nodes = list(ast.walk(tree))
+    calls = [
+        (node, node.func.attr) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
+    decoded = [
+        node.lineno
+        for node, name in calls
+        if name == "decode"
+        and any(word.arg == "type" and ast.unparse(word.value) not in SAFE_TYPES for word in node.keywords)
+    ]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    made = [
+        node.lineno
+        for node, name in calls
+        if name == "Decoder" and any(f.lineno < node.lineno <= (f.end_lineno or 0) for f in functions)
+    ]
+    return decoded + made
 
 
 def test_decoders_are_made_at_import() -> None:
