@@ -4,17 +4,20 @@
     python -m bench.cluster --only failover --kills 20 --standbys 2
     python -m bench.cluster --only start --store-mib 10240
     python -m bench.cluster --only tables --seconds 60
+    python -m bench.cluster --only reads --standbys 1
 
 Appends: one connection, and 32, of 100 bytes each to its own stream, through the nodes in turn. The plain INSERT writes
 the same bytes with one statement per row into the same Postgres, by as many connections. Failover: kill -9 of all
-processes of a node, until an append to its shard is acknowledged through another node. All processes share one machine,
-so rates say little; compare the columns.
+processes of a node, until an append to its shard is acknowledged through another node. Reads: the same stream through
+its owner's node, the one with its standby, and the one that relays, also while it is appended to. All processes share
+one machine, so rates say little; compare the columns.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -36,7 +39,7 @@ from headwater.cluster.nodes.schema import connect
 
 BODY = b"x" * 100
 TEXT = {"Content-Type": "text/plain"}
-PARTS = ("appends", "failover", "start", "tables")
+PARTS = ("appends", "failover", "start", "tables", "reads")
 LEASE_S = "2.5"
 """The default of the setting, which decides how long a failover takes."""
 
@@ -124,6 +127,46 @@ def failovers(cluster: RunningCluster, kills: int) -> dict[str, float]:
     return {"p50_s": round(statistics.median(took_s), 2), "max_s": round(max(took_s), 2), "kills": kills}
 
 
+def reads(cluster: RunningCluster, size: int, seconds: float, *, is_written: bool) -> dict[str, dict[str, float]]:
+    """Reads of one stream through each node, and the CPU time of the owner's node for each read."""
+    cluster.wait_until_warm()
+    name = cluster.name_in(0, f"read-{size}-{is_written}-")
+    owner, standby = str(cluster.owners()[0]), cluster.standby_of(0)
+    (other,) = {"node-0", "node-1", "node-2"} - {owner, standby}
+    found = {}
+    ended = threading.Event()
+
+    def write(url: str) -> None:
+        with httpx.Client() as client:
+            while not ended.wait(0.01):
+                client.post(url, content=b"y", headers=TEXT)
+
+    with httpx.Client(timeout=30) as client:
+        there = f"{cluster.url(int(owner[-1]))}/v1/stream/{name}"
+        client.put(there, headers=TEXT, content=bytes(size))
+        writer = threading.Thread(target=write, args=[there])
+        if is_written:
+            writer.start()
+        for what, node in (("owner", owner), ("standby", standby), ("relay", other)):
+            url = f"{cluster.url(int(node[-1]))}/v1/stream/{name}?offset=-1"
+            latencies_s: list[float] = []
+            cpu_s, until_s = cpu_of(cluster, owner), time.perf_counter() + seconds
+            while (began_s := time.perf_counter()) < until_s:
+                assert client.get(url).status_code == 200
+                latencies_s.append(time.perf_counter() - began_s)
+            cpu_ms = (cpu_of(cluster, owner) - cpu_s) * 1000 / len(latencies_s)
+            found[what] = {**summary(latencies_s, seconds), "owner_cpu_ms": round(cpu_ms, 3)}
+        ended.set()
+        if is_written:
+            writer.join()
+    return found
+
+
+def cpu_of(cluster: RunningCluster, node: str) -> float:
+    times = [process.cpu_times() for process in cluster.processes(int(node[-1]))]
+    return sum(each.user + each.system for each in times)
+
+
 def start_with(cluster: RunningCluster, mebibytes: int) -> dict[str, float]:
     """Fill one shard, and open it on a node with an empty disk."""
     name = cluster.name_in(1, "large-")
@@ -191,7 +234,11 @@ def main() -> None:
             with serve(DS_STORAGE__MODE="file-durable") as one:
                 for connections in (1, 32):
                     note(f"file-durable, {connections}", runner.run(appends([one.url], connections, given.seconds)))
-        settings = {"DS_CLUSTER__LEASE_SECS": LEASE_S, "DS_CLUSTER__STANDBYS": str(given.standbys)}
+        settings = {
+            "DS_CLUSTER__LEASE_SECS": LEASE_S,
+            "DS_CLUSTER__STANDBYS": str(given.standbys),
+            "DS_CLUSTER__STANDBY_READS": str("reads" in parts),
+        }
         with running_cluster(settings) as cluster:
             note("memory at first, MiB", memory(cluster))
             if "appends" in parts:
@@ -200,6 +247,10 @@ def main() -> None:
                 note("failover", failovers(cluster, given.kills))
             if "start" in parts:
                 note("start", start_with(cluster, given.store_mib))
+            if "reads" in parts and given.standbys:
+                for size, is_written in itertools.product((100, 4 * 2**20), (False, True)):
+                    found_reads = reads(cluster, size, given.seconds, is_written=is_written)
+                    note(f"reads of {size} bytes{', with appends' * is_written}", found_reads)
             if "tables" in parts:
                 for part in range(1, 7):
                     runner.run(appends([cluster.url(number) for number in range(3)], 32, given.seconds))

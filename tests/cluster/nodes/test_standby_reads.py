@@ -262,6 +262,35 @@ def _without_date(response: bytes) -> list[bytes]:
     return [*(line for line in head.split(b"\r\n") if not line.lower().startswith(b"date:")), body]
 
 
+def test_standby_that_is_late_declines_at_once_until_it_has_caught_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby_reads, "CURRENT_S", 0.2)
+    asked: list[object] = []
+    ask = OwnerPosition._ask
+
+    async def ask_and_count(self: OwnerPosition, after_lsn: int | None) -> CommittedPosition:
+        asked.append(after_lsn)
+        return await ask(self, after_lsn)
+
+    monkeypatch.setattr(OwnerPosition, "_ask", ask_and_count)
+
+    async def scene(opened: StandbyScene) -> None:
+        await opened.create("s")
+        await opened.append("s", b"first;")
+        assert await opened.read("s") == b"first;"
+        with monkeypatch.context() as cut_off:
+            cut_off.setattr(StandbyJournal, "last_lsn", lambda _: None)
+            await opened.append("s", b"second;")
+            asked.clear()
+            assert [await opened.asked(opened.standby, "GET", "s?offset=-1") for _ in range(3)] == [None] * 3
+            assert asked == [None], "only the first read waited"
+        await async_wait_until(lambda: opened.storage.applied_lsn == 3)
+        assert await opened.read("s") == b"first;second;"
+
+    run(scene)
+
+
 def test_owner_that_does_not_answer_gets_the_read_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby_reads, "CURRENT_S", 0.2)
 

@@ -58,12 +58,16 @@ class OwnerPosition:
         self._known = CommittedPosition(0, 0)
         self._asked: asyncio.Task[bool] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._late_lsn = 0
+        """A record that was not applied in time: until it is, reads do not wait here."""
         self.wake: Final = asyncio.Event()
         """Set when there is something to read from the journal."""
 
     async def is_current(self) -> bool:
         """Wait until readers see everything that the owner had acknowledged at this time; False if that takes too
         long."""
+        if self._storage.applied_lsn < self._late_lsn:
+            return False
         if self._asked is None:
             self._asked = asyncio.get_running_loop().create_task(self._become_current())
         return await asyncio.shield(self._asked)
@@ -88,7 +92,10 @@ class OwnerPosition:
     async def _become_current(self) -> bool:
         # Readers that were waiting when this task started share its question; later ones need another.
         self._asked = None
-        return await self._catch_up(None, CURRENT_S)
+        is_current = await self._catch_up(None, CURRENT_S)
+        if not is_current:
+            self._late_lsn = self._known.lsn
+        return is_current
 
     async def _catch_up(self, after_lsn: int | None, limit_s: float) -> bool:
         try:
