@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -129,6 +130,15 @@ class RunningCluster:
         """The node that has the standby of a shard."""
         with connect(self.postgres.url, "test") as connection:
             return next(node.name for node in cluster_status(connection).nodes if shard in node.warm)
+
+    def standby_reads(self) -> int:
+        """The reads that standbys have answered for the processes that run now."""
+        text = wait_until(
+            lambda: httpx.get(f"{self.url(0)}/metrics"), lambda response: response.status_code == 200, what="metrics"
+        ).text
+        return sum(
+            int(float(found)) for found in re.findall(r"^headwater_standby_reads_total (\S+)$", text, re.MULTILINE)
+        )
 
     def _answers(self, number: int) -> bool:
         try:

@@ -205,6 +205,7 @@ def main() -> None:
             settings |= link_tls_settings(Path(directory))
         with running_cluster(settings) as cluster:
             counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
+            counts["standby reads of the last processes"] = cluster.standby_reads()
     print(json.dumps(counts))  # noqa: T201
 
 

@@ -125,27 +125,19 @@ def test_standbys_answer_reads_with_everything_that_was_acknowledged(cluster: Ru
     there, here = (f"{cluster.url(int(node[-1]))}/v1/stream/{name}" for node in (owner, standby))
     created(there)
     written = b""
-    before = standby_reads(cluster)
+    before = cluster.standby_reads()
     for number in range(50):
         appended(there, b"%d;" % number, once=True)
         written += b"%d;" % number
         assert content_of(here) == written
         assert asked("HEAD", here).headers["Stream-Next-Offset"] == asked("HEAD", there).headers["Stream-Next-Offset"]
-    assert standby_reads(cluster) >= before + 90
-    before = standby_reads(cluster)
+    assert cluster.standby_reads() >= before + 90
+    before = cluster.standby_reads()
     mortal, missing = (f"{here.removesuffix(name)}{cluster.name_in(shard, prefix)}" for prefix in ("ttl-", "missing-"))
     created(mortal, **{"Stream-TTL": "3600"})
     assert asked("GET", mortal).status_code == 200
     assert asked("GET", missing).status_code == 404
-    assert standby_reads(cluster) == before
-
-
-def standby_reads(cluster: RunningCluster) -> int:
-    """The reads that standbys have answered, on all nodes."""
-    text = asked("GET", f"{cluster.url(0)}/metrics").text
-    found = re.search(r"^headwater_standby_reads_total (\S+)$", text, re.MULTILINE)
-    assert found is not None
-    return int(float(found[1]))
+    assert cluster.standby_reads() == before
 
 
 @pytest.mark.timeout(480)
@@ -348,7 +340,7 @@ def test_official_suite_passes_with_its_requests_spread_over_the_nodes(tmp_path:
             },
             timeout_secs=300,
         )
-        assert bool(standby_reads(cluster)) == serves_reads
+        assert bool(cluster.standby_reads()) == serves_reads
     assert len(cases) == DISCOVERED
     assert not [case for case in cases if case.status == "failed"], describe_failures(cases)
 
