@@ -5,7 +5,8 @@
 Appends: every connection appends to its own stream, or to 500 streams in turn, most of which another worker owns.
 Fan-out: 40 events per second of one stream to 200 SSE readers. Replay: 8 connections that read one stream of 4 MiB
 from its beginning. CPU time is that of all processes of the server, per append, delivered event, or MiB. The load
-generator uses the same cores.
+generator uses the same cores. A round is repeated if other programs, or other machines of the host, used more than a
+twentieth of these cores during it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import psutil
 import uvloop
@@ -32,6 +34,11 @@ from bench.servers import STORAGE_MODES
 READERS = 200
 EVENTS_PER_S = 40
 EVENT = b"<event>"
+CORES = os.cpu_count() or 1
+OTHERS_MAX = 0.05
+"""The most of the machine that other programs may use during a round."""
+ATTEMPTS = 20
+"""Rounds until one is accepted although it was disturbed."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -135,7 +142,7 @@ async def fan_out(server: Server, seconds: float) -> tuple[float, float]:
     return count / took_s, cpu_s / max(1, count) * 1e6
 
 
-async def replay(server: Server, connections: int, seconds: float) -> tuple[float, float]:
+async def replay(connections: int, server: Server, seconds: float) -> tuple[float, float]:
     """MiB read per second, and CPU microseconds of the server per MiB."""
     loop = asyncio.get_running_loop()
     request = encode("GET", "/v1/stream/replayed?offset=-1", b"")
@@ -153,13 +160,39 @@ async def replay(server: Server, connections: int, seconds: float) -> tuple[floa
     return count / took_s, cpu_s / max(1e-9, count) * 1e6
 
 
+Measure = Callable[[Server, float], Coroutine[Any, Any, tuple[float, ...]]]
+
+
+class Undisturbed:
+    """Runs rounds, and repeats those in which something else used the machine."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        self._servers = servers
+        self.repeated = 0
+
+    def run(self, measure: Measure, server: Server, seconds: float) -> tuple[float, ...]:
+        for _ in range(ATTEMPTS - 1):
+            others_s, began_s = self._others_s(), time.perf_counter()
+            found = uvloop.run(measure(server, seconds))
+            if self._others_s() - others_s <= OTHERS_MAX * CORES * (time.perf_counter() - began_s):
+                return found
+            self.repeated += 1
+        return uvloop.run(measure(server, seconds))
+
+    def _others_s(self) -> float:
+        """CPU time of other programs, and time that the host used for other machines."""
+        times = psutil.cpu_times()
+        used_s = times.user + times.nice + times.system + getattr(times, "steal", 0.0)
+        return used_s - time.process_time() - sum(cpu_of(server) for server in self._servers)
+
+
 def cpu_of(server: Server) -> float:
     """User and system time of all processes of a server."""
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-async def load(server: Server, per_connection: list[list[bytes]], seconds: float) -> tuple[float, float, float]:
+async def load(per_connection: list[list[bytes]], server: Server, seconds: float) -> tuple[float, float, float]:
     """Appends per second, CPU microseconds of the server per append, and the share of a core that this program used."""
     loop = asyncio.get_running_loop()
     latencies_s: list[float] = []
@@ -180,7 +213,7 @@ async def load(server: Server, per_connection: list[list[bytes]], seconds: float
 
 
 def table(found: dict[str, list[tuple[float, ...]]]) -> str:
-    """The medians as the table of docs/workers.md, with ratios to the first number of workers."""
+    """The medians as the table of docs/workers.md, and the medians of the ratios to the first server in each round."""
     kinds = {
         "one stream": ("append, one stream per connection", True),
         "500 streams": ("append, 500 streams per connection", True),
@@ -193,15 +226,13 @@ def table(found: dict[str, list[tuple[float, ...]]]) -> str:
     for number in numbers:
         cells = []
         for kind, (_, has_rate) in kinds.items():
-            (rate, cpu_us), (rate_1, cpu_us_1) = (
-                [statistics.median(values) for values in zip(*found[f"{each} workers, {kind}"], strict=True)][:2]
-                for each in (number, numbers[0])
-            )
+            rounds, first = (found[f"{each} workers, {kind}"] for each in (number, numbers[0]))
+            rate, cpu_us = (statistics.median(values) for values in list(zip(*rounds, strict=True))[:2])
+            ratios = [(one[0] / other[0], one[1] / other[1]) for one, other in zip(rounds, first, strict=True)]
+            times, cpu_times = (statistics.median(values) for values in zip(*ratios, strict=True))
             ratio = number != numbers[0]
-            cell = (
-                f"{rate:,.0f} per s" + (f" ({rate / rate_1:.2f} {TIMES})" if ratio else "") + ", " if has_rate else ""
-            )
-            cells.append(cell + f"{cpu_us:.1f} µs" + (f" ({cpu_us / cpu_us_1:.2f} {TIMES})" if ratio else ""))
+            cell = (f"{rate:,.0f} per s" + (f" ({times:.2f} {TIMES})" if ratio else "") + ", ") if has_rate else ""
+            cells.append(cell + f"{cpu_us:.1f} µs" + (f" ({cpu_times:.2f} {TIMES})" if ratio else ""))
         lines.append(f"| {number if number == 1 else f'{number} workers'} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -241,17 +272,15 @@ def main() -> None:
             puts = [encode("PUT", f"/v1/stream/{name}", b"") for name in (*names, "hot")]
             puts.append(encode("PUT", "/v1/stream/replayed", b"r" * 4 * 2**20))
             create(server, puts)
+        measures: dict[str, Measure] = {kind: partial(load, requests) for kind, requests in loads.items()}
+        measures |= {"fan-out": fan_out, "replay": partial(replay, 8)}
+        undisturbed = Undisturbed(list(servers.values()))
         for _ in range(chosen.rounds):
-            for kind, requests in loads.items():
+            for kind, measure in measures.items():
                 for workers, server in servers.items():
-                    appended = uvloop.run(load(server, requests, chosen.seconds))
-                    found.setdefault(f"{workers} workers, {kind}", []).append(appended)
-            for workers, server in servers.items():
-                result = uvloop.run(fan_out(server, chosen.seconds))
-                found.setdefault(f"{workers} workers, fan-out", []).append(result)
-            for workers, server in servers.items():
-                result = uvloop.run(replay(server, 8, chosen.seconds))
-                found.setdefault(f"{workers} workers, replay", []).append(result)
+                    result = undisturbed.run(measure, server, chosen.seconds)
+                    found.setdefault(f"{workers} workers, {kind}", []).append(result)
+    print(f"{undisturbed.repeated} rounds were repeated because they were disturbed")
     print(f"load average {began_with:.1f} at the beginning, {os.getloadavg()[0]:.1f} at the end")
     print(f"{'load':<28}{'per second':>12}{'CPU us':>9}{'generator':>11}")
     for name, results in found.items():

@@ -45,8 +45,10 @@ class Tunnelled:
     """An owner with a stream, and another worker that relays requests to it, in one process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        engine = Engine(MemoryStorage(), SteadyClock(), LoopScheduler(loop), EngineLimits(), commit="inline")
-        context = build_context(Settings(), engine, None, loop, 16)
+        self.engine = engine = Engine(
+            MemoryStorage(), SteadyClock(), LoopScheduler(loop), EngineLimits(), commit="inline"
+        )
+        self.context = context = build_context(Settings(), engine, None, loop, 16)
         self.peers = [Peers(0, 2), Peers(1, 2)]
         relay = Relay(self.peers[0], loop, 1.0)
         router = Router(ROUTES)

@@ -54,6 +54,8 @@ TAIL: Final = 23
 """New durable messages of a stream that the receiver follows (`tails`)."""
 LEAVE: Final = 24
 """Stop following a stream: its incarnation."""
+USAGE: Final = 25
+"""The sender's usage of what is limited for the server as a whole (`usage`)."""
 
 
 def pieces(payload: bytes) -> list[bytes]:

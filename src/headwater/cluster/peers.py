@@ -232,6 +232,10 @@ class Peer(asyncio.Protocol):
         """Send events that need no answer."""
         self.send(frames.FEED, 0, _encode(events))
 
+    def report(self, usage: tuple[int, ...]) -> None:
+        """Send the usage of this worker."""
+        self.send(frames.USAGE, 0, _encode(usage))
+
     def leave_tail(self, stream_id: int) -> None:
         """Stop following a stream of the other worker."""
         self.send(frames.LEAVE, 0, stream_id.to_bytes(8, "big"))
@@ -268,6 +272,9 @@ class Peer(asyncio.Protocol):
     def _on_rare_frame(self, kind: int, number: int, payload: bytes) -> None:
         if kind == frames.LEAVE:
             self._peers.on_leave(self.worker, int.from_bytes(payload, "big"))
+            return
+        if kind == frames.USAGE:
+            self._peers.on_usage(self.worker, _decode(payload))
             return
         if kind in (frames.CUT, frames.HOLD, frames.TAKE):
             client = self._clients.get(number)
@@ -322,6 +329,7 @@ class Peers:
         self.on_feed: Callable[[int, Any], None] = _no_feed
         self.on_tail: Callable[[int, bytes], None] = _no_feed
         self.on_leave: Callable[[int, int], None] = _no_feed
+        self.on_usage: Callable[[int, Any], None] = _no_feed
         self.on_connected: list[Callable[[Peer], None]] = []
         self.on_disconnected: list[Callable[[int], None]] = []
 

@@ -1,7 +1,8 @@
 """Limits of the whole server: every worker knows the usage of the others, at most about a second old.
 
-A limit is not divided by the number of workers: one stream may use all of it. Between two reports, the workers together
-can therefore exceed a limit by as much as they accept within a second.
+A worker reports its usage to the others once a second if it has changed, so an idle server exchanges nothing. A limit
+is not divided by the number of workers: one stream may use all of it. Between two reports, the workers together can
+therefore exceed a limit by as much as they accept within a second.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from headwater.cluster.peers import PeerLostError, Peers
+from headwater.cluster.peers import Peer, PeerLostError, Peers
 from headwater.engine.namespaces import Namespaces, NamespaceUsage
 from headwater.http.context import Context
 
@@ -24,31 +25,43 @@ class SharedUsage:
         """By worker: the namespaces whose usage changed since it last asked."""
         self._reported: dict[int, dict[str, NamespaceUsage]] = {}
         """By worker: the usage of namespaces that it reported."""
-        peers.answers("usage", self._report)
+        self._sent: tuple[int, ...] = ()
+        self._used: dict[int, tuple[int, ...]] = {}
+        """By worker: the usage that it reported."""
+        peers.on_usage = self._on_report
         peers.answers("namespaces", self._report_namespaces)
+        peers.on_connected.append(self._report_to)
         peers.on_disconnected.append(self._forget)
 
     async def run(self) -> None:
-        """Ask the others about their usage regularly."""
+        """Report the usage of this worker regularly."""
         while True:
             await asyncio.sleep(EVERY_S)
-            totals = [0] * len(self._usage())
-            for peer in self._peers.all():
-                try:
-                    reported = await peer.ask("usage")
-                except PeerLostError:
-                    continue
-                totals = [total + one for total, one in zip(totals, reported, strict=True)]
-            context = self._context
-            quota = context.engine.quota
-            quota.content_elsewhere, quota.metadata_elsewhere = totals[:2]
-            context.connections.elsewhere, context.follow_sessions.elsewhere = totals[2:4]
-            context.engine.follows.elsewhere = totals[4]
-            if quota.namespaces is not None:
-                await self._ask_namespaces(quota.namespaces)
+            usage = self._usage()
+            if usage != self._sent:
+                self._sent = usage
+                for peer in self._peers.all():
+                    peer.report(usage)
+            namespaces = self._context.engine.quota.namespaces
+            if namespaces is not None:
+                await self._ask_namespaces(namespaces)
 
-    async def _report(self, sender: int, arguments: Any) -> tuple[int, ...]:
-        return self._usage()
+    def _report_to(self, peer: Peer) -> None:
+        peer.report(self._usage())
+
+    def _on_report(self, worker: int, usage: Any) -> None:
+        self._used[worker] = tuple(usage)
+        self._add_up()
+
+    def _add_up(self) -> None:
+        content, metadata, connections, sessions, cursors = (
+            sum(used) for used in zip((0, 0, 0, 0, 0), *self._used.values(), strict=True)
+        )
+        context = self._context
+        quota = context.engine.quota
+        quota.content_elsewhere, quota.metadata_elsewhere = content, metadata
+        context.connections.elsewhere, context.follow_sessions.elsewhere = connections, sessions
+        context.engine.follows.elsewhere = cursors
 
     def _usage(self) -> tuple[int, ...]:
         context = self._context
@@ -99,6 +112,8 @@ class SharedUsage:
 
     def _forget(self, worker: int) -> None:
         """What was reported may not have arrived: report everything next time."""
+        self._used.pop(worker, None)
+        self._add_up()
         changed, namespaces = self._changed.pop(worker, None), self._context.engine.quota.namespaces
         if changed is not None and namespaces is not None:
             namespaces.watchers = [watcher for watcher in namespaces.watchers if watcher is not changed]
