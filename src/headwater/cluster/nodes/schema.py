@@ -44,12 +44,16 @@ CREATE TABLE IF NOT EXISTS headwater.node (
     report jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 25);
 -- Updated at every commit. No index has a column that changes, and a page has room for new versions of its rows: then
--- Postgres puts them into the same page and removes the old ones itself, so the table does not grow.
+-- Postgres puts them into the same page and removes the old ones itself. If a long transaction prevents that, a row moves
+-- to a new page. Only a vacuum notes that the former page has room again, so it runs whenever there is a dead row: the
+-- table is small. It does not cut the table, which would lock it.
 CREATE TABLE IF NOT EXISTS headwater.shard (
     id integer PRIMARY KEY, epoch bigint NOT NULL DEFAULT 0, seq bigint NOT NULL DEFAULT 0,
     confirmed bigint NOT NULL DEFAULT 0, owner text, lease bigint NOT NULL DEFAULT 0, address text,
     format integer NOT NULL DEFAULT 1
-) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+) WITH (fillfactor = 10);
+ALTER TABLE headwater.shard
+    SET (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0, vacuum_truncate = off);
 CREATE TABLE IF NOT EXISTS headwater.journal (
     shard integer NOT NULL, seq bigint NOT NULL, batch bytea NOT NULL, PRIMARY KEY (shard, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
