@@ -44,9 +44,9 @@ CREATE TABLE IF NOT EXISTS headwater.node (
     report jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 25);
 -- Updated at every commit. No index has a column that changes, and a page has room for new versions of its rows: then
--- Postgres puts them into the same page and removes the old ones itself. If a long transaction prevents that, a row moves
--- to a new page. Only a vacuum notes that the former page has room again, so it runs whenever there is a dead row: the
--- table is small. It does not cut the table, which would lock it.
+-- Postgres puts them into the same page and removes the old ones itself. If a long transaction prevents that, a row
+-- moves to a new page. Only a vacuum notes that the former page has room again, so it runs whenever there is a dead
+-- row: the table is small. It does not cut the table, which would lock it.
 CREATE TABLE IF NOT EXISTS headwater.shard (
     id integer PRIMARY KEY, epoch bigint NOT NULL DEFAULT 0, seq bigint NOT NULL DEFAULT 0,
     confirmed bigint NOT NULL DEFAULT 0, owner text, lease bigint NOT NULL DEFAULT 0, address text,
