@@ -44,8 +44,13 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class ConnectStandby(msgspec.Struct, frozen=True, tag="connect-standby"):
-    """To a process of a node, with a descriptor: a connection to a standby of this node, which serves reads; and the
-    other way round."""
+    """To the owner of a shard, with a descriptor: a connection to a standby of the same node, which serves reads."""
+
+    shard: int
+
+
+class ConnectReader(msgspec.Struct, frozen=True, tag="connect-reader"):
+    """To a standby, with a descriptor: the other end of that connection."""
 
     worker: int
 
@@ -102,6 +107,7 @@ Message: TypeAlias = (
     | Failed
     | Connect
     | ConnectStandby
+    | ConnectReader
     | Serve
     | Ping
     | Pong

@@ -255,8 +255,8 @@ class ServingWorker:
                     messages.send(self._control, messages.Pong())
                 case messages.Connect(worker):
                     self._run(self._connect(worker, *descriptors))
-                case messages.ConnectStandby(worker):
-                    self._run(self._connect_standby(worker, *descriptors))
+                case messages.ConnectStandby() | messages.ConnectReader():
+                    self._run(self._connect_local(message, *descriptors))
                 case messages.Serve():
                     self._serve.set()
                 case messages.Drain():
@@ -272,7 +272,7 @@ class ServingWorker:
                 case _:
                     raise AssertionError(f"a worker does not get {message}")
 
-    async def _connect_standby(self, worker: int, descriptor: int) -> None:
+    async def _connect_local(self, message: messages.ConnectStandby | messages.ConnectReader, descriptor: int) -> None:
         raise AssertionError("only a node of a cluster has standbys")
 
     def _run(self, connecting: Coroutine[Any, Any, None]) -> None:

@@ -261,7 +261,7 @@ class NodeSupervisor(WorkerSupervisor):
         if not (self._settings.cluster.standby_reads and standby.is_warm and is_serving):
             return
         ends = socket.socketpair()
-        self._send(standby, messages.ConnectStandby(worker.number), (ends[0].fileno(),))
+        self._send(standby, messages.ConnectReader(worker.number), (ends[0].fileno(),))
         self._send(worker, messages.ConnectStandby(standby.number), (ends[1].fileno(),))
         for end in ends:
             end.close()

@@ -70,8 +70,9 @@ class NodeWorker(ServingWorker):
         self._lease = lease
         self._host = host
         self._standbys = Peers(shard, shard_map.workers)
-        """Of an owner: the standbys on this node that serve reads. Of such a standby: the processes that have clients,
-        which pass its questions on to the owner."""
+        """The standbys on this node that serve reads."""
+        self._readers = Peers(shard, shard_map.workers)
+        """Of such a standby: the processes that have clients, which pass its questions on to the owner."""
         self._position: OwnerPosition | None = None
         self._links: ShardLinks | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -103,12 +104,12 @@ class NodeWorker(ServingWorker):
         assert isinstance(store.storage, StandbyStorage)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._control.fileno(), self._on_control)
-        position = self._position = OwnerPosition(engine, store.storage, self._standbys)
+        position = self._position = OwnerPosition(engine, store.storage, self._readers)
         working = []
         if self._settings.cluster.standby_reads:
             settings = self._settings
             context = build_context(settings, engine, None, loop, settings.server.max_connections)
-            StandbyReads(context, Relay(self._standbys, loop, settings.server.worker_wait_secs), position)
+            StandbyReads(context, Relay(self._readers, loop, settings.server.worker_wait_secs), position)
             working = [loop.create_task(position.watch()), loop.create_task(sweep(context))]
         try:
             await follow_owner(engine, store.storage, position)
@@ -124,12 +125,19 @@ class NodeWorker(ServingWorker):
             os._exit(0)
         return self._epoch
 
-    async def _connect_standby(self, worker: int, descriptor: int) -> None:
-        peer = self._standbys.connect(worker)
+    async def _connect_local(self, message: messages.ConnectStandby | messages.ConnectReader, descriptor: int) -> None:
         opened = socket.socket(fileno=descriptor)
         opened.setblocking(False)
+        if isinstance(message, messages.ConnectStandby):
+            peers, number = self._standbys, message.shard
+        else:
+            peers, number = self._readers, message.worker
+        peer = peers.connect(number)
         await asyncio.get_running_loop().create_unix_connection(lambda: peer, sock=opened)
-        self._standbys.connected(peer)
+        if peers is self._readers and self._epoch is not None:
+            peer.close()  # It has become the owner meanwhile.
+        else:
+            peers.connected(peer)
 
     def _report_warm(self) -> None:
         messages.send(self._control, messages.Warm())
@@ -137,7 +145,7 @@ class NodeWorker(ServingWorker):
     def _on_take_over(self, epoch: int) -> None:
         log.info("the standby takes shard %d over", self._number)
         self._epoch = epoch
-        for peer in self._standbys.all():
+        for peer in self._readers.all():
             peer.close()  # What it did not answer is relayed to the owner, which it will be.
         if self._position is not None:
             self._position.wake.set()
