@@ -37,7 +37,7 @@ EVENT = b"<event>"
 CORES = os.cpu_count() or 1
 OTHERS_MAX = 0.05
 """The most of the machine that other programs may use during a round."""
-ATTEMPTS = 20
+ATTEMPTS = 4
 """Rounds until one is accepted although it was disturbed."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 
