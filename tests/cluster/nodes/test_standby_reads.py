@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,16 @@ from typing import TypeAlias
 import pytest
 import uvloop
 
+from headwater.cluster import messages
 from headwater.cluster.nodes import standby_reads
+from headwater.cluster.nodes.node_worker import NodeWorker
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.standby import CommittedPosition, StandbyJournal
 from headwater.cluster.nodes.standby_reads import OwnerPosition
 from headwater.cluster.relay import Exchange
+from headwater.cluster.shards import ShardMap
+from headwater.config import Settings
+from headwater.http.server import Reloader
 from headwater.stack.database import LocalPostgres
 from headwater.storage.filesystem import Bytes
 from tests.cluster.nodes.standby_scene import (
@@ -303,3 +309,27 @@ def test_owner_that_does_not_answer_gets_the_read_itself(run: Run, monkeypatch: 
         assert await opened.asked(opened.standby, "GET", "s?offset=-1") is None, "there is no owner"
 
     run(scene)
+
+
+def test_standby_that_becomes_the_owner_while_a_reader_is_connected_has_no_connection_to_it() -> None:
+    """Neither as a reader, nor as a standby of the reader's shard."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        control, ended = messages.pair()
+        settings, lease = Settings(), messages.ShardLease(0.0, {})
+        worker = NodeWorker(
+            settings, Reloader(lambda: settings), 0, ShardMap(2, 2), ours, control, epoch=None, lease=lease, host=""
+        )
+        connecting = asyncio.create_task(worker._connect_local(messages.ConnectReader(1), theirs.detach()))
+        await asyncio.sleep(0)
+        worker._on_take_over(1)
+        await connecting
+        assert not worker._readers.all()
+        assert not worker._standbys.all()
+        assert await asyncio.to_thread(ours.recv, 1) == b"", "the other end sees that it is closed"
+        for end in (ours, control, ended):
+            end.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(main(), 60))
