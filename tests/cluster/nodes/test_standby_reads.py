@@ -316,6 +316,7 @@ def test_standby_that_becomes_the_owner_while_a_reader_is_connected_has_no_conne
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
+        ours.settimeout(30)
         control, ended = messages.pair()
         settings, lease = Settings(), messages.ShardLease(0.0, {})
         worker = NodeWorker(
