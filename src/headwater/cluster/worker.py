@@ -81,7 +81,7 @@ def run_worker(
     """Serve until the supervisor says stop; returns the exit code. `settings` has the data directory of the worker."""
     if shard_map.workers > SYSTEM.processors():
         # Otherwise a worker that wakes up for one request interrupts another one, and each switch costs as much as a
-        # request: with 8 workers on two cores, an append took up to a quarter more CPU time.
+        # request (see docs/decisions.md, A-213).
         SYSTEM.take_turns()
     return run_serving(ServingWorker(settings, Reloader(load), number, shard_map, listening, control), control)
 
