@@ -306,7 +306,7 @@ def test_owner_that_does_not_answer_gets_the_read_itself(run: Run, monkeypatch: 
         assert await opened.read("s") == b"first;"
         async with opened.owned(2, answers=False):
             assert await opened.asked(opened.standby, "GET", "s?offset=-1") is None
-        assert await opened.asked(opened.standby, "GET", "s?offset=-1") is None, "there is no owner"
+        assert await opened.asked(opened.standby, "GET", "s?offset=-1") is None, "the shard has no owner"
 
     run(scene)
 

@@ -49,7 +49,7 @@ READ_ROUTES: Final = tuple(
 
 
 class OwnerPosition:
-    """Follows what the owner has committed, while somebody reads here."""
+    """Follows what the owner has committed, while clients read here."""
 
     def __init__(self, engine: Engine, storage: StandbyStorage, peers: Peers) -> None:
         self._engine = engine
