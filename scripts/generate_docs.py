@@ -425,6 +425,8 @@ def _stalls() -> str:
             rows.append(_row((f"`{row['operation']}`", row["input"], "", "", "", "", _not_measured(row["failed"]))))
         else:
             over = "over 50 ms" if row["worst_ms"] > 50 else ""
+            if len(row.get("all_ms", ())) > 1:
+                over = f"{over} measured: {', '.join(map(str, row['all_ms']))} ms".strip()
             times = ("worst_ms", "worst_waited_ms", "worst_stolen_ms", "quiet_worst_ms")
             waits = [f"{row[key]} ms" if key in row else "" for key in times]
             rows.append(_row((f"`{row['operation']}`", f"{row['input']} ({row['mode']})", *waits, over)))
@@ -433,7 +435,8 @@ def _stalls() -> str:
         " another client runs the operation with its worst legal input. The table has the longest response time of the"
         " probe, for how much of it the server was ready to run and had no CPU (the client and the probe run on the"
         " same machine), how much CPU time the host of the virtual machine took meanwhile, and the longest response"
-        " time without the operation."
+        " time without the operation. A measurement over 50 ms is repeated, because what the server does itself appears"
+        " each time; the row has the shortest, and the last column has all of them."
         f" Commit {run['commit']}, {run['cores']} cores, load average {run['load_before']} at the start.\n\n"
         "| operation | input | worst | of it without a CPU | taken by the host | quiet | |\n"
         "|---|---|---|---|---|---|---|\n"
