@@ -54,7 +54,7 @@ class SeaweedFs:
             "-ip.bind=127.0.0.1",
             f"-master.port={ports['master']}",
             f"-master.port.grpc={ports['master-grpc']}",
-            "-master.volumeSizeLimitMB=64",
+            "-master.volumeSizeLimitMB=1024",
             "-master.telemetry=false",
             f"-volume.port={ports['volume']}",
             f"-volume.port.grpc={ports['volume-grpc']}",

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -201,6 +202,26 @@ def soak_minutes(size: int, seed: int, mode: str) -> Counts:
     return found
 
 
+def cluster_faults(size: int, seed: int, mode: str) -> Counts:
+    """Faults of a cluster (TLS between its nodes, standbys that serve reads), with concurrent clients."""
+    from tests.cluster.nodes.faults import FAULTS, run
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    names = Random(seed).choices(list(FAULTS), k=size)
+    counts = run(names, seed, standbys=1, standby_reads=True, tls=True)
+    return {"faults": size, "by_fault": dict(Counter(names)), **counts}
+
+
+def cluster_tables(size: int, seed: int, mode: str) -> Counts:
+    """Appends to a cluster at a constant rate for this many minutes; sizes of its tables in Postgres."""
+    from tests.cluster.nodes.tables import run
+
+    found = run(size)
+    if found["growing"]:
+        raise Finding(found["growing"], found)
+    return found
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "crash_points": crash_points,
     "kill_nine": kill_nine,
@@ -214,6 +235,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "silent_readers": silent_readers,
     "idle_connections": idle_connections,
     "soak": soak_minutes,
+    "cluster_faults": cluster_faults,
+    "cluster_tables": cluster_tables,
 }
 
 
@@ -236,7 +259,12 @@ def keep(name: str, entry: Counts, results: Path = RESULTS) -> None:
     path.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 
-FIXED_MODES: dict[str, str] = {"crash_points": "file-durable", "pipeline_kills": "file-durable"}
+FIXED_MODES: dict[str, str] = {
+    "crash_points": "file-durable",
+    "pipeline_kills": "file-durable",
+    "cluster_faults": "cluster",
+    "cluster_tables": "cluster",
+}
 """The storage mode of checkers that have only one."""
 
 

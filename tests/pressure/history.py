@@ -71,15 +71,17 @@ class History:
         operation.outcome = outcome
         operation.ended = next(self._stamps)
 
-    def of(self, stream: str) -> list[Operation]:
-        return [operation for operation in self.operations if operation.stream == stream]
+    def by_stream(self) -> dict[str, list[Operation]]:
+        found: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            found.setdefault(operation.stream, []).append(operation)
+        return found
 
 
 def check(history: History, content: dict[str, bytes]) -> Counter[str]:
     """Check everything; `content` is the final content of each kept stream. Returns counts of what was checked."""
     counts: Counter[str] = Counter()
-    for stream in {operation.stream for operation in history.operations}:
-        operations = history.of(stream)
+    for stream, operations in history.by_stream().items():
         if stream in content:
             check_kept(stream, operations, content[stream])
         else:

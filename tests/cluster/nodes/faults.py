@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import tempfile
 import time
@@ -25,6 +26,8 @@ from tests.cluster.nodes.clusters import LEASE_S, RunningCluster, link_tls_setti
 from tests.pressure import clients
 from tests.pressure.clients import Fleet
 from tests.pressure.history import check
+
+log = logging.getLogger(__name__)
 
 CALM_S = (0.2, 0.6)
 
@@ -171,6 +174,7 @@ async def endure_faults(cluster: RunningCluster, faults: list[str], seed: int) -
             for name in faults:
                 await scene.wait(*CALM_S)
                 done.append(name)
+                log.info("fault %d of %d: %s", len(done), len(faults), name)
                 await FAULTS[name](scene)
             await scene.whole()
             await scene.wait(*CALM_S)
@@ -187,6 +191,20 @@ async def endure_faults(cluster: RunningCluster, faults: list[str], seed: int) -
         await fleet.close()
 
 
+def run(
+    faults: list[str], seed: int, *, standbys: int = 0, standby_reads: bool = False, tls: bool = False
+) -> Counter[str]:
+    """A new cluster with these settings, and what its clients did during the faults."""
+    settings = {"DS_CLUSTER__STANDBYS": str(standbys), "DS_CLUSTER__STANDBY_READS": str(standby_reads)}
+    with tempfile.TemporaryDirectory(prefix="headwater-certificates-") as directory:
+        if tls:
+            settings |= link_tls_settings(Path(directory))
+        with running_cluster(settings) as cluster:
+            counts = asyncio.run(endure_faults(cluster, faults, seed))
+            counts["standby reads of the last processes"] = cluster.standby_reads()
+    return counts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
@@ -199,13 +217,7 @@ def main() -> None:
     print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
     names = [chosen.only] if chosen.only else list(FAULTS)
     faults = random.Random(chosen.seed).choices(names, k=chosen.rounds)
-    settings = {"DS_CLUSTER__STANDBYS": str(chosen.standbys), "DS_CLUSTER__STANDBY_READS": str(chosen.standby_reads)}
-    with tempfile.TemporaryDirectory(prefix="headwater-certificates-") as directory:
-        if chosen.tls:
-            settings |= link_tls_settings(Path(directory))
-        with running_cluster(settings) as cluster:
-            counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
-            counts["standby reads of the last processes"] = cluster.standby_reads()
+    counts = run(faults, chosen.seed, standbys=chosen.standbys, standby_reads=chosen.standby_reads, tls=chosen.tls)
     print(json.dumps(counts))  # noqa: T201
 
 
