@@ -3,13 +3,13 @@
     python -m bench.cluster                          three nodes, three Postgres servers, SeaweedFS; three minutes
     python -m bench.cluster --only failover --kills 20 --standbys 2
     python -m bench.cluster --only start --store-mib 10240
-    python -m bench.cluster --only tables --seconds 60
     python -m bench.cluster --only reads --standbys 1
 
 Appends: one connection, and 32, of 100 bytes each to its own stream, through the nodes in turn. The plain INSERT writes
 the same bytes with one statement per row into the same Postgres, by as many connections. Failover: kill -9 of all
 processes of a node, until an append to its shard is acknowledged through another node. Reads: the same stream through
-its owner's node, the one with its standby, and the one that relays, also while it is appended to. All processes share
+its owner's node, the one with its standby, and the one that relays, also while it is appended to. Start: nodes with
+empty disks, after so much was written (set TMPDIR to a disk with room for three times as much). All processes share
 one machine, so rates say little; compare the columns.
 """
 
@@ -20,14 +20,17 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
+import obstore
 import psycopg
 import uvloop
 from tests.cluster.nodes.clusters import RunningCluster, running_cluster
@@ -39,7 +42,8 @@ from headwater.cluster.nodes.schema import connect
 
 BODY = b"x" * 100
 TEXT = {"Content-Type": "text/plain"}
-PARTS = ("appends", "failover", "start", "tables", "reads")
+PARTS = ("appends", "failover", "start", "reads")
+FILLING_BYTES = 4 * 2**20
 LEASE_S = "2.5"
 """The default of the setting, which decides how long a failover takes."""
 
@@ -106,12 +110,6 @@ def failovers(cluster: RunningCluster, kills: int) -> dict[str, float]:
         for shard in range(cluster.shards):
             client.put(f"{cluster.url(0)}/v1/stream/{cluster.name_in(shard)}", headers=TEXT)
 
-        def append(url: str) -> int:
-            try:
-                return client.post(url, content=BODY, headers=TEXT).status_code
-            except httpx.HTTPError:
-                return 0
-
         for number in range(kills):
             victim = number % 3
             if cluster.settings["DS_CLUSTER__STANDBYS"] != "0":
@@ -120,7 +118,8 @@ def failovers(cluster: RunningCluster, kills: int) -> dict[str, float]:
             url = f"{cluster.url((victim + 1) % 3)}/v1/stream/{cluster.name_in(owned[0])}"
             cluster.kill(victim)
             began_s = time.perf_counter()
-            wait_until(partial(append, url), lambda status: status == 204, what="an append", every_s=0.02)
+            append = partial(status_of, client, "POST", url, BODY)
+            wait_until(append, lambda status: status == 204, what="an append", every_s=0.02)
             took_s.append(time.perf_counter() - began_s)
             cluster.start(victim)
             cluster.wait_until_shared(0, 1, 2)
@@ -167,42 +166,79 @@ def cpu_of(cluster: RunningCluster, node: str) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def start_with(cluster: RunningCluster, mebibytes: int) -> dict[str, float]:
-    """Fill one shard, and open it on a node with an empty disk."""
-    name = cluster.name_in(1, "large-")
-    url = f"{cluster.url(0)}/v1/stream/{name}"
-    body = bytes(1024 * 1024)
+def start_with(cluster: RunningCluster, mebibytes: int, note: Callable[[str, object], None]) -> None:
+    """Put so much into the object store, in one stream of each shard; then start nodes that have nothing on their
+    disks."""
+    names = [cluster.name_in(shard, "large-") for shard in range(cluster.shards)]
+    began_s = time.perf_counter()
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(partial(fill, cluster, mebibytes * 2**20 // len(names)), range(len(names)), names))
+    wait_until(lambda: unsaved(cluster), lambda size: size < 64 * 2**20, what="the store to have it", limit_s=900)
+    note("written, MiB/s", round(mebibytes / (time.perf_counter() - began_s), 1))
+    note("object store, MiB", stored(cluster) // 2**20)
+    note("memory after writing, MiB", memory(cluster))
+    victim = int(str(cluster.owners()[1]).removeprefix("node-"))
+    began_s = time.perf_counter()
+    cluster.kill(victim)
+    other = (victim + 1) % 3
+    await_served(cluster, other, names[1:2])
+    note("a shard is served by another node, s after the kill", round(time.perf_counter() - began_s, 2))
+    for number in sorted(cluster.nodes):
+        cluster.kill(number)
+    began_s = time.perf_counter()
+    cluster.start(0)
+    note("an empty node listens, s", round(time.perf_counter() - began_s, 2))
+    await_served(cluster, 0, names)
+    note("it serves all shards alone, s", round(time.perf_counter() - began_s, 2))
+    note("its memory, MiB", memory(cluster))
+    latencies_s = [first_read(cluster, name) for name in names]
+    note("first read of the beginning of each stream, s", [round(each, 2) for each in latencies_s])
+
+
+def fill(cluster: RunningCluster, size: int, shard: int, name: str) -> None:
+    url = f"{cluster.url(shard % 3)}/v1/stream/{name}"
+    body = random.Random(shard).randbytes(FILLING_BYTES)
     with httpx.Client(timeout=60) as client:
         client.put(url, headers=TEXT)
-        for _ in range(mebibytes):
-            wait_until(lambda: client.post(url, content=body, headers=TEXT).status_code, lambda status: status == 204)
-        wait_until(lambda: unsaved(cluster, 1) < 64 * 2**20, what="the object store to have most of it", limit_s=600)
-        owner = cluster.owners()[1]
-        assert owner is not None
-        victim = int(owner.removeprefix("node-"))
-        began_s = time.perf_counter()
-        cluster.kill(victim)
-        other = f"{cluster.url((victim + 1) % 3)}/v1/stream/{name}"
-
-        def is_served() -> bool:
-            try:
-                return client.head(other).status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        wait_until(is_served, what="the shard", every_s=0.02, limit_s=600)
-        took_s = time.perf_counter() - began_s
-    cluster.start(victim)
-    return {"mib": mebibytes, "served_after_s": round(took_s, 2)}
+        for _ in range(size // FILLING_BYTES):
+            wait_until(partial(status_of, client, "POST", url, body), lambda status: status == 204, limit_s=300)
 
 
-def unsaved(cluster: RunningCluster, shard: int) -> int:
+def status_of(client: httpx.Client, method: str, url: str, body: bytes = b"") -> int:
+    """The status of a response, 0 without one."""
+    try:
+        return client.request(method, url, content=body, headers=TEXT).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def await_served(cluster: RunningCluster, node: int, names: list[str]) -> None:
+    with httpx.Client(timeout=60) as client:
+        for name in names:
+            ask = partial(status_of, client, "HEAD", f"{cluster.url(node)}/v1/stream/{name}")
+            wait_until(ask, lambda status: status == 200, what=name, limit_s=600)
+
+
+def first_read(cluster: RunningCluster, name: str) -> float:
+    began_s = time.perf_counter()
+    response = httpx.get(f"{cluster.url(0)}/v1/stream/{name}?offset=-1", timeout=60)
+    assert response.status_code == 200, response.text
+    assert response.content
+    return time.perf_counter() - began_s
+
+
+def unsaved(cluster: RunningCluster) -> int:
+    """Bytes in the journal, which the object store does not have yet."""
     with connect(cluster.postgres.url, "bench") as connection:
-        row = connection.execute(
-            "SELECT COALESCE(sum(length(batch)), 0) FROM headwater.journal WHERE shard = %s", [shard]
-        ).fetchone()
+        row = connection.execute("SELECT COALESCE(sum(length(batch)), 0) FROM headwater.journal").fetchone()
     assert row is not None
     return int(str(row[0]))
+
+
+def stored(cluster: RunningCluster) -> int:
+    """Bytes in the object store."""
+    found = obstore.list(cluster.store.open())
+    return sum(each["size"] for page in found for each in page)
 
 
 def memory(cluster: RunningCluster) -> dict[str, float]:
@@ -246,15 +282,11 @@ def main() -> None:
             if "failover" in parts:
                 note("failover", failovers(cluster, given.kills))
             if "start" in parts:
-                note("start", start_with(cluster, given.store_mib))
+                start_with(cluster, given.store_mib, note)
             if "reads" in parts and given.standbys:
                 for size, is_written in itertools.product((100, 4 * 2**20), (False, True)):
                     found_reads = reads(cluster, size, given.seconds, is_written=is_written)
                     note(f"reads of {size} bytes{', with appends' * is_written}", found_reads)
-            if "tables" in parts:
-                for part in range(1, 7):
-                    runner.run(appends([cluster.url(number) for number in range(3)], 32, given.seconds))
-                    note(f"tables after part {part}, KiB", tables(cluster))
     print(json.dumps({**found, "load": os.getloadavg()}))
 
 
@@ -269,19 +301,6 @@ def measure_appends(
         except psycopg.Error as error:
             note(f"INSERT, {connections}", str(error))
     note("memory, MiB", memory(cluster))
-
-
-def tables(cluster: RunningCluster) -> dict[str, int]:
-    """Sizes of the tables and indexes of the cluster, and the number of commits so far."""
-    with connect(cluster.postgres.url, "bench") as connection:
-        rows = connection.execute(
-            "SELECT relname, pg_relation_size(oid) / 1024 FROM pg_class"
-            " WHERE relnamespace = 'headwater'::regnamespace AND relkind IN ('r', 'i') ORDER BY relname"
-        ).fetchall()
-        rows += connection.execute(
-            "SELECT 'updates of shard', n_tup_upd FROM pg_stat_user_tables WHERE relname = 'shard'"
-        ).fetchall()
-    return {str(name): int(str(size)) for name, size in rows}
 
 
 if __name__ == "__main__":

@@ -80,10 +80,9 @@ class SeaweedFs:
             process.kill()
             process.wait(timeout=60)
 
-    def _is_ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self._directory / "log").read_text(errors="replace")[-2000:]
-        store = S3Store(
+    def open(self) -> S3Store:
+        """The bucket, without retries."""
+        return S3Store(
             BUCKET,
             endpoint=self.environment["AWS_ENDPOINT_URL"],
             access_key_id=_KEY,
@@ -92,8 +91,12 @@ class SeaweedFs:
             client_options={"allow_http": True, "timeout": "10s"},
             retry_config={"max_retries": 0},
         )
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._directory / "log").read_text(errors="replace")[-2000:]
         try:
-            obstore.put(store, "ready", b"yes")
+            obstore.put(self.open(), "ready", b"yes")
         except exceptions.BaseError:
             return False
         return True

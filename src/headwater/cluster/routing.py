@@ -69,8 +69,10 @@ class WorkerRouter(Router):
         self._relays: Mapping[int, Route] = {
             other: Route("*", "*", relay.to(other), "relayed") for other in range(shard_map.workers) if other != worker
         }
-        self._standby_relays: Mapping[int, Route] = {
-            other: Route("*", "*", to_standby(relay, other), "relayed") for other in self._relays
+        self._standby_relays: Mapping[tuple[int, str], Route] = {
+            (other, operation): Route("*", "*", to_standby(relay, other, operation), "relayed")
+            for other in self._relays
+            for operation in _READS
         }
         if relay.standbys is not None:
             relay.standbys.on_connected.append(lambda _: self.head_cache.clear())
@@ -133,7 +135,7 @@ class WorkerRouter(Router):
         standbys = self._relay.standbys
         if standbys is None or standbys.get(owner) is None or not _is_read(route):
             return self._relays[owner]
-        return self._standby_relays[owner]
+        return self._standby_relays[owner, route.operation]
 
     def _elsewhere(self, route: Route, owner: int, relay: Route) -> Route:
         """The route of a request for a stream of another worker."""

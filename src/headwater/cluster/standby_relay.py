@@ -1,10 +1,14 @@
 """Relay a read to the standby of its shard on the same node, and to the owner if the standby does not answer.
 
 A standby answers a read or declines it, before the first byte of a response: it does not report errors itself. A read
-that it declines, or that it had when it ended, is relayed to the owner as any other.
+that it declines, or that it had when it ended, is relayed to the owner as any other. The owner counts the requests that
+it answers; those that a standby answers are counted here, because the metrics of a standby are not reported.
 """
 
 from __future__ import annotations
+
+from time import perf_counter
+from typing import Final
 
 from headwater.cluster import frames
 from headwater.cluster.relay import Relay, RelayedAnswer, begin_request, request_bytes
@@ -14,24 +18,29 @@ from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.routing import Handler
 
+_STATUS: Final = slice(9, 12)
+"""Of the first line of a response."""
+
 
 class StandbyAnswer(RelayedAnswer):
     """A read that the standby answers, or else the owner."""
 
-    __slots__ = ("_is_at_standby", "_may_ask", "_metrics")
+    __slots__ = ("_began_s", "_is_at_standby", "_may_ask", "_metrics", "_operation")
 
-    def __init__(self, relay: Relay, worker: int, data: bytes, metrics: Metrics) -> None:
+    def __init__(self, relay: Relay, worker: int, data: bytes, metrics: Metrics, operation: str) -> None:
         super().__init__(relay, worker, data, True, frames.BEGIN)
         self._metrics = metrics
+        self._operation = operation
+        self._began_s = perf_counter()
         self._may_ask = len(data) <= frames.PAYLOAD_MAX_BYTES
         self._is_at_standby = False
 
     def on_whole(self, data: bytes) -> None:
-        self._count()
+        self._count(data)
         super().on_whole(data)
 
     def on_data(self, data: bytes) -> None:
-        self._count()
+        self._count(data)
         super().on_data(data)
 
     def on_cut(self) -> None:
@@ -54,15 +63,16 @@ class StandbyAnswer(RelayedAnswer):
             self._peer = standby
             self._number = begin_request(standby, self, self._begin, origin, self._data)
 
-    def _count(self) -> None:
-        if self._is_at_standby and not self._has_begun:
+    def _count(self, data: bytes) -> None:
+        if self._is_at_standby and not self._has_begun and self._channel is not None:
             self._metrics.standby_reads += 1
+            self._metrics.count_request(self._operation, int(data[_STATUS]), perf_counter() - self._began_s)
 
 
-def to_standby(relay: Relay, worker: int) -> Handler:
+def to_standby(relay: Relay, worker: int, operation: str) -> Handler:
     """The handler of reads that the standby of a shard may answer."""
 
     def handle(context: Context, request: Request, _address: Address) -> StandbyAnswer:
-        return StandbyAnswer(relay, worker, request_bytes(request), context.metrics)
+        return StandbyAnswer(relay, worker, request_bytes(request), context.metrics, operation)
 
     return handle

@@ -131,14 +131,16 @@ class RunningCluster:
         with connect(self.postgres.url, "test") as connection:
             return next(node.name for node in cluster_status(connection).nodes if shard in node.warm)
 
-    def standby_reads(self) -> int:
-        """The reads that standbys have answered for the processes that run now."""
+    def metric(self, name: str) -> int:
+        """The sum of a metric over the processes that run now."""
         text = wait_until(
             lambda: httpx.get(f"{self.url(0)}/metrics"), lambda response: response.status_code == 200, what="metrics"
         ).text
-        return sum(
-            int(float(found)) for found in re.findall(r"^headwater_standby_reads_total (\S+)$", text, re.MULTILINE)
-        )
+        return sum(int(float(found)) for found in re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE))
+
+    def standby_reads(self) -> int:
+        """The reads that standbys have answered for the processes that run now."""
+        return self.metric("headwater_standby_reads_total")
 
     def _answers(self, number: int) -> bool:
         try:

@@ -125,13 +125,17 @@ def test_standbys_answer_reads_with_everything_that_was_acknowledged(cluster: Ru
     there, here = (f"{cluster.url(int(node[-1]))}/v1/stream/{name}" for node in (owner, standby))
     created(there)
     written = b""
-    before = cluster.standby_reads()
+    counted = [f'headwater_requests_total{{operation="{each}",status="200"}}' for each in ("read", "head")]
+    before, requests = cluster.standby_reads(), [cluster.metric(name) for name in counted]
     for number in range(50):
         appended(there, b"%d;" % number, once=True)
         written += b"%d;" % number
         assert content_of(here) == written
         assert asked("HEAD", here).headers["Stream-Next-Offset"] == asked("HEAD", there).headers["Stream-Next-Offset"]
     assert cluster.standby_reads() >= before + 90
+    # Those that a standby answered, and the owner's.
+    assert [cluster.metric(name) >= first + 45 for name, first in zip(counted, requests, strict=True)] == [True, True]
+    assert cluster.metric(counted[1]) >= requests[1] + 90
     before = cluster.standby_reads()
     mortal, missing = (f"{here.removesuffix(name)}{cluster.name_in(shard, prefix)}" for prefix in ("ttl-", "missing-"))
     created(mortal, **{"Stream-TTL": "3600"})

@@ -173,6 +173,21 @@ def test_live_readers_of_a_standby_get_what_is_appended(run: Run) -> None:
     run(scene)
 
 
+def test_heir_has_no_count_of_the_requests_that_were_counted_where_the_clients_are(run: Run) -> None:
+    counted = []
+
+    async def scene(opened: StandbyScene) -> None:
+        await opened.create("s")
+        await opened.append("s", b"first;")
+        await opened.read("s")
+        counted.append(opened.engine.metrics)
+        assert counted[0].requests == {("read", 200): 1}
+
+    run(scene)
+    assert not counted[0].requests
+    assert not counted[0].request_seconds
+
+
 def test_end_of_a_stream_ends_its_readers_and_a_closed_one_is_closed_here(run: Run) -> None:
     async def scene(opened: StandbyScene) -> None:
         await opened.create("s")

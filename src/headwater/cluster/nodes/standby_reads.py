@@ -126,25 +126,30 @@ async def follow_owner(engine: Engine, storage: StandbyStorage, position: OwnerP
     loop = asyncio.get_running_loop()
     steps = storage.follow()
     applied = 0
-    with ThreadPoolExecutor(1, "headwater-standby") as thread:
-        step = next(steps, None)
-        while step is not None:
-            if isinstance(step, FollowStep):
-                position.on_applied()
-                applied = 0
-                if step is FollowStep.PAUSES:
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(position.wake.wait(), FOLLOW_S)
-                    position.wake.clear()
-                elif step is FollowStep.BLOCKS:
-                    step = await loop.run_in_executor(thread, next, steps, None)
-                    continue
-            else:
-                engine.replay(step)
-                applied += 1
-                if applied % RECORDS_MAX == 0:
-                    await asyncio.sleep(0)
+    try:
+        with ThreadPoolExecutor(1, "headwater-standby") as thread:
             step = next(steps, None)
+            while step is not None:
+                if isinstance(step, FollowStep):
+                    position.on_applied()
+                    applied = 0
+                    if step is FollowStep.PAUSES:
+                        with suppress(TimeoutError):
+                            await asyncio.wait_for(position.wake.wait(), FOLLOW_S)
+                        position.wake.clear()
+                    elif step is FollowStep.BLOCKS:
+                        step = await loop.run_in_executor(thread, next, steps, None)
+                        continue
+                else:
+                    engine.replay(step)
+                    applied += 1
+                    if applied % RECORDS_MAX == 0:
+                        await asyncio.sleep(0)
+                step = next(steps, None)
+    finally:
+        # The processes that have the clients have counted these requests.
+        engine.metrics.requests.clear()
+        engine.metrics.request_seconds.clear()
 
 
 class StandbyReads:
