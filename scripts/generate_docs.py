@@ -394,7 +394,8 @@ def _crowds() -> str:
         " between a server without the connections and one with them, so that other programs on the machine delay both"
         " equally. What stays after idle connections are unused pools of Python's allocator (7 of 8 MiB in"
         " `sys._debugmallocstats()`): the interpreter returns them to the system only when a whole arena is empty, and"
-        " uses them for the next connections, so the second time adds nothing.\n\n| connections | before | with | after | after the second | CPU without | CPU with | p99 without"
+        " uses them for the next connections, so the second time adds nothing.\n\n"
+        "| connections | before | with | after | after the second | CPU without | CPU with | p99 without"
         " | p99 with | commit |\n|---|---|---|---|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(rows) if rows else ""
