@@ -18,6 +18,7 @@ from headwater.client import Client
 from headwater.cluster.relay import MOVE_AFTER
 from headwater.cluster.shards import ShardMap
 from tests.cluster.workers import name_in, process_of, processes, wait_for_restart
+from tests.http.sse_reader import SseReader
 from tests.http.subscribing import Subscription
 from tests.serving import Server, serve
 from tests.waiting import wait_until
@@ -392,19 +393,43 @@ def test_relayed_requests_use_the_headers_of_trusted_proxies_only(trusted: bool)
 
 
 def test_quota_of_a_namespace_holds_for_all_workers_together() -> None:
+    """Every response is followed at once by a request to another worker, which must know the usage."""
     with serve(DS_SERVER__WORKERS="3", DS_QUOTAS__MAX_BYTES="100") as server, _client(server) as client:
         first, second = (name_in(worker, 3, "tenant/s") for worker in (1, 2))
-        _create(client, first, "x" * 60)
+
+        def append(size: int) -> int:
+            return client.post(f"/v1/stream/{second}", headers=TEXT, content=b"y" * size).status_code
+
         _create(client, second)
+        for _ in range(10):
+            _create(client, first, "x" * 60)
+            assert append(41) == 413
+            assert append(40) == 204
+            client.delete(f"/v1/stream/{first}").raise_for_status()
+            assert append(61) == 413
+            assert append(60) == 204
+            client.delete(f"/v1/stream/{second}").raise_for_status()
+            _create(client, second)
 
-        def is_full() -> bool:
-            refused = client.post(f"/v1/stream/{second}", headers=TEXT, content=b"y" * 41)
-            if refused.status_code == 204:
-                client.delete(f"/v1/stream/{second}")
-                _create(client, second)
-            return refused.json()["code"] == "namespace_full" if refused.content else False
 
-        wait_until(is_full, what="the worker to know the usage of the others")
-        client.post(f"/v1/stream/{second}", headers=TEXT, content=b"y" * 40).raise_for_status()
-        client.delete(f"/v1/stream/{first}").raise_for_status()
-        wait_until(lambda: not is_full(), what="the worker to know that there is room again")
+def test_reader_or_connection_of_another_worker_counts_once_for_its_namespace() -> None:
+    quotas: dict[str, Any] = {"DS_QUOTAS__MAX_READERS": "2", "DS_QUOTAS__NAMESPACES": "one:connections=1"}
+    with serve(DS_SERVER__WORKERS="2", **quotas) as server, _client(server) as client:
+        for worker in (0, 1):
+            name = name_in(worker, 2, f"two{worker}/s")
+            _create(client, name)
+            with SseReader(server, name) as first, SseReader(server, name) as second:
+                assert (first.status, second.status) == (200, 200)
+                refused = httpx.get(server.stream_url(name), params={"offset": "now", "live": "sse"}, timeout=60)
+                assert (refused.status_code, refused.json()["code"]) == (429, "too_many_readers")
+        names = [name_in(worker, 2, "one/s") for worker in (0, 1)]
+        for name in names:
+            _create(client, name)
+        with _client(server) as other:
+            for _ in range(2 * MOVE_AFTER):
+                for http in (client, other):
+                    for name in names:
+                        http.post(f"/v1/stream/{name}", headers=TEXT, content=b"x").raise_for_status()
+            for http in (client, other):
+                for _ in range(2 * MOVE_AFTER):
+                    http.post(f"/v1/stream/{names[0]}", headers=TEXT, content=b"x").raise_for_status()

@@ -268,13 +268,20 @@ def test_ids_and_streams_are_limited() -> None:
         serve(DS_LIMITS__MAX_FOLLOWS="2", DS_LIMITS__MAX_FOLLOWED_STREAMS="3") as server,
         httpx.Client(base_url=server.url) as http,
     ):
-        for number in range(4):
+        for number in range(3):
             Stream(http, f"a{number}", "application/json").create("[1]")
-        with Following(server, id_of(http, prefix="a")) as following:
+        session = id_of(http, prefix="a")
+        with Following(server, session) as following:
             for _ in range(3):
                 following.next()
+            following.next("control")
+            Stream(http, "a3", "application/json").create("[1]")
             assert following.next("problem")["code"] == "too_many_followed"
             assert list(following.reader) == []
+        with Following(server, session) as following:
+            events = list(following.reader)
+            assert json.loads(events[-1].data)["code"] == "too_many_followed", "also if all of them exist at the start"
+            assert [event.kind for event in events].count("problem") == 1
         with Following(server, id_of(http, streams={"a1": "-1"})) as following:
             assert following.next()["messages"] == [1], "the streams of the first follower no longer count"
         refused = begin(http, prefix="c")

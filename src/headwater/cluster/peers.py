@@ -232,9 +232,10 @@ class Peer(asyncio.Protocol):
         """Send events that need no answer."""
         self.send(frames.FEED, 0, _encode(events))
 
-    def report(self, usage: tuple[int, ...]) -> None:
-        """Send the usage of this worker."""
+    def report(self, usage: object) -> None:
+        """Send the usage of this worker, immediately: before the response to the request that changed it."""
         self.send(frames.USAGE, 0, _encode(usage))
+        self._flush()
 
     def leave_tail(self, stream_id: int) -> None:
         """Stop following a stream of the other worker."""

@@ -80,7 +80,14 @@ class RelayingConnection(Connection):
         """Pass the socket to `send`; False if that fails, in which case the connection stays here for a while."""
         self.has_moved = True
         self._streak = 0
+        context, namespace = self._context, self._namespace
+        # The other worker counts it from now on, and must not find it counted here as well.
+        context.connections.discard(self)
+        self._leave_namespace()
         if not send(self._transport.get_extra_info("socket").fileno()):
+            context.connections.add(self)
+            if namespace is not None and context.limited_namespaces is not None:
+                self._namespace = context.limited_namespaces.resume_request(namespace)
             return False
         # The socket stays open in the other worker.
         self._live = None
@@ -91,6 +98,8 @@ class RelayingConnection(Connection):
         """Send the whole response of the owner."""
         if self._live is not None:
             self._live = None
+            if self._namespace is not None:
+                self._leave_namespace()
             self._transport.write(data)
             self._turn_bytes += len(data)
             if self._turn_bytes >= TURN_BYTES:
@@ -119,7 +128,8 @@ class RelayingConnection(Connection):
         live = self._live
         if type(live) is not RelayedAnswer:
             self._streak = 0
-        elif known is not None and live.may_move:
+        elif known is not None and live.may_move and self._context.limited_namespaces is None:
+            # A repetition skips the routing, and with it the count of connections.
             known.operation, known.owner = self._operation, live.worker
 
     def _answer_known(self, known: KnownHead, body: bytes) -> None:

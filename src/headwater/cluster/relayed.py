@@ -37,6 +37,8 @@ class RelayedConnection(RelayingConnection):
 
     __slots__ = ("_tunnel",)
 
+    _counts_namespace: ClassVar = False
+
     def __init__(self, context: Context, router: Router, relay: Relay, tunnel: Tunnel) -> None:
         super().__init__(context, router, relay)
         self._tunnel = tunnel

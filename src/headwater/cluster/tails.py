@@ -74,7 +74,7 @@ class Tails:
             return False
         self._leave(sender, stream.id)
         sent = self._sent[sender, stream.id] = SentTail(self, peer, stream)
-        self.engine.follow(stream, sent)
+        self.engine.follow(stream, sent, relaying=True)
         sent.begin()
         return True
 
@@ -89,7 +89,7 @@ class Tails:
     def _leave(self, sender: int, stream_id: int) -> None:
         sent = self._sent.pop((sender, stream_id), None)
         if sent is not None:
-            self.engine.unfollow(sent.stream, sent)
+            self.engine.unfollow(sent.stream, sent, relaying=True)
 
     def _disconnected(self, worker: int) -> None:
         for sender, stream_id in list(self._sent):

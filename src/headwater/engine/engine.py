@@ -436,27 +436,30 @@ class Engine:
             self.catalog.apply(record)
             self._submit(stream, record, (), None, None)
 
-    def follow(self, stream: LiveStream, follower: StreamFollower, *, reading: bool = True) -> None:
+    def follow(
+        self, stream: LiveStream, follower: StreamFollower, *, reading: bool = True, relaying: bool = False
+    ) -> None:
         """Wake the follower when something is published. It must check the tail again after this call.
 
-        A follower that is `reading` uses the stream until `unfollow`, so the sliding window does not end.
+        A follower that is `reading` uses the stream until `unfollow`, so the sliding window does not end. One that is
+        `relaying` serves readers of another worker, which counts them.
         """
         if stream.followers is None:
             stream.followers = {}
         stream.followers[follower] = reading
         if reading:
             stream.live_readers += 1
-            if self.quota.namespaces is not None:
+            if self.quota.namespaces is not None and not relaying:
                 self.quota.namespaces.add(stream.name, readers=1)
 
-    def unfollow(self, stream: LiveStream, follower: StreamFollower) -> None:
+    def unfollow(self, stream: LiveStream, follower: StreamFollower, *, relaying: bool = False) -> None:
         if stream.followers is None:
             return
         if stream.followers.pop(follower, False):
             # Before it stops counting: its reading is what has kept the window open until now.
             self.touch(stream)
             stream.live_readers -= 1
-            if self.quota.namespaces is not None:
+            if self.quota.namespaces is not None and not relaying:
                 self.quota.namespaces.add(stream.name, readers=-1)
         if not stream.followers:
             stream.followers = None
@@ -467,7 +470,7 @@ class Engine:
         self.check_writable()
         record = Document(key, value)
         size = checked_size(record)
-        self.quota.metadata_bytes += document_bytes(key, value) - document_bytes(key, self.catalog.documents.get(key))
+        self.quota.count(0, document_bytes(key, value) - document_bytes(key, self.catalog.documents.get(key)))
         self.catalog.apply(record)
         self._committer.submit(CommitEntry(None, record, (), done, result), size)
 
@@ -514,10 +517,10 @@ class Engine:
     def claim_bytes(self, size: int) -> None:
         """Count bytes that are stored beside streams (snapshots) against the total limit."""
         self.quota.check(size)
-        self.quota.content_bytes += size
+        self.quota.count(size, 0)
 
     def release_bytes(self, size: int) -> None:
-        self.quota.content_bytes -= size
+        self.quota.count(-size, 0)
 
     def check_writable(self) -> None:
         """Refuse a write that storage cannot accept."""
@@ -605,7 +608,7 @@ class Engine:
 
     def _evict(self, stream: LiveStream, record: Evict) -> None:
         self.catalog.apply(record)
-        self.quota.metadata_bytes -= PRODUCER_BYTES * len(record.producer_ids)
+        self.quota.count(0, -PRODUCER_BYTES * len(record.producer_ids))
         self.metrics.evicted_producers += len(record.producer_ids)
         self._submit(stream, record, (), None, None)
 

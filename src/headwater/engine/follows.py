@@ -100,6 +100,7 @@ class Follows:
         """Streams that are followed, and problems of streams that are not sent yet; counted once for each follower."""
         self.elsewhere = 0
         """The same number in other workers of the server."""
+        self.on_change: Callable[[], None] | None = None
         self._open: dict[ManyFollower, None] = {}
         self._created_names: deque[str] = deque()
         """New streams that have not been announced to followers yet; at most `max_streams`."""
@@ -138,6 +139,19 @@ class Follows:
                 " them); read faster, and send the POST again."
             )
         return self.cursors + self.elsewhere < self.max_streams
+
+    def count(self, cursors: int) -> None:
+        """Count streams that are followed now, or with a negative number no longer."""
+        self.cursors += cursors
+        if self.on_change is not None:
+            self.on_change()
+
+    def end_excess(self) -> None:
+        """End the last follower if other workers followed too many streams at the same moment."""
+        if self.cursors and self.cursors + self.elsewhere > self.max_streams:
+            last = next((follower for follower in reversed(self._open) if follower.failure is None), None)
+            if last is not None:
+                last.fail_over_limit()
 
     def _created(self, stream: LiveStream) -> None:
         if self._open:
@@ -236,7 +250,7 @@ class ManyFollower:
         self._open = False
         self._follows.discard(self)
         self._forget_notices()
-        self._follows.cursors -= len(self._cursors)
+        self._follows.count(-len(self._cursors))
         self._ready.clear()
         cursors, self._cursors = list(self._cursors.values()), {}
         # In slices, because there may be many, and `unfollow` may save the last use of a stream.
@@ -248,7 +262,7 @@ class ManyFollower:
             notice = self._notices.popleft()
             if isinstance(notice, FollowProblem):
                 self.unsent -= 1
-                self._follows.cursors -= 1
+                self._follows.count(-1)
             return notice
         while self._ready:
             cursor = next(iter(self._ready))
@@ -315,6 +329,12 @@ class ManyFollower:
         self.failure = TooManyFollowed(detail)
         self._on_ready()
 
+    def fail_over_limit(self) -> None:
+        self.fail(
+            f"All followers together follow {self._follows.max_streams} streams, which is the limit"
+            " (limits.max_followed_streams); follow fewer streams, or raise it."
+        )
+
     def on_created(self, name: str) -> None:
         if not self._open or self.failure is not None or name in self._cursors:
             return
@@ -330,10 +350,7 @@ class ManyFollower:
     def _add(self, name: str, offset: str) -> None:
         if not self._follows.has_room() or self.failure is not None:
             if self.failure is None:
-                self.fail(
-                    f"All followers together follow {self._follows.max_streams} streams, which is the limit"
-                    " (limits.max_followed_streams); follow fewer streams, or raise it."
-                )
+                self.fail_over_limit()
             return
         try:
             stream = self._engine.look_up(name, touch=True)
@@ -342,7 +359,7 @@ class ManyFollower:
             self._report(FollowProblem(name, refusal))
             return
         self._cursors[name] = cursor
-        self._follows.cursors += 1
+        self._follows.count(1)
         self._engine.follow(stream, cursor)
         if offset == NOW:
             self._notices.append(FollowBeginning(name, stream, cursor.at))
@@ -355,18 +372,18 @@ class ManyFollower:
         if self.failure is None and self._open:
             self._notices.append(problem)
             self.unsent += 1
-            self._follows.cursors += 1
+            self._follows.count(1)
         self._on_ready()
 
     def _forget_notices(self) -> None:
-        self._follows.cursors -= self.unsent
+        self._follows.count(-self.unsent)
         self.unsent = 0
         self._notices.clear()
 
     def _remove(self, cursor: _Cursor) -> None:
         if self._cursors.get(cursor.name) is cursor:
             del self._cursors[cursor.name]
-            self._follows.cursors -= 1
+            self._follows.count(-1)
             self._ready.pop(cursor, None)
             self._engine.unfollow(cursor.stream, cursor)
 

@@ -9,7 +9,7 @@ send the next request of the connection to another namespace. An idle connection
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headwater.core.buckets import BUCKET_ROOT
@@ -24,6 +24,10 @@ class NamespaceLimits:
     max_streams: int = 0
     max_readers: int = 0
     max_connections: int = 0
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """In the order of `NamespaceUsage.counts`."""
+        return self.max_bytes, self.max_streams, self.max_readers, self.max_connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,8 @@ class Namespaces:
         self._usage: dict[str, NamespaceUsage] = {}
         self.elsewhere: dict[str, NamespaceUsage] = {}
         """What the same namespaces have in other workers, as far as it is known."""
-        self.watchers: list[set[str]] = []
-        """Each gets the names of namespaces whose usage changes."""
+        self.on_change: Callable[[str], None] | None = None
+        """Called with a namespace after its usage changed here."""
         self.counts_connections = rule.limits_connections
         self.refusals = {"bytes": 0, "streams": 0, "readers": 0, "connections": 0}
 
@@ -80,7 +84,7 @@ class Namespaces:
         namespace = namespace_of(name)
         if namespace is None:
             return
-        limit = self._limits(namespace).max_streams
+        limit = self.limits_of(namespace).max_streams
         usage = self._total(namespace)
         if limit and usage is not None and usage.streams >= limit:
             self.refusals["streams"] += 1
@@ -95,7 +99,7 @@ class Namespaces:
         namespace = namespace_of(name)
         if namespace is None or not size:
             return
-        limit = self._limits(namespace).max_bytes
+        limit = self.limits_of(namespace).max_bytes
         usage = self._total(namespace)
         held = usage.bytes if usage is not None else 0
         if limit and held + size > limit:
@@ -111,7 +115,7 @@ class Namespaces:
         namespace = namespace_of(name)
         if namespace is None:
             return
-        limit = self._limits(namespace).max_readers
+        limit = self.limits_of(namespace).max_readers
         usage = self._total(namespace)
         if limit and usage is not None and usage.readers >= limit:
             self.refusals["readers"] += 1
@@ -126,7 +130,7 @@ class Namespaces:
         namespace = namespace_of(name)
         if namespace is None:
             return None
-        limit = self._limits(namespace).max_connections
+        limit = self.limits_of(namespace).max_connections
         usage = self._total(namespace)
         if limit and usage is not None and usage.connections >= limit:
             self.refusals["connections"] += 1
@@ -136,6 +140,10 @@ class Namespaces:
                 f" {self._setting(namespace, 'max_connections')}.",
                 (("Retry-After", "1"),),
             )
+        return self.resume_request(namespace)
+
+    def resume_request(self, namespace: str) -> str:
+        """Count the connection of a request that was accepted before."""
         self._count(namespace, connections=1)
         return namespace
 
@@ -164,12 +172,12 @@ class Namespaces:
         usage.streams += streams
         usage.readers += readers
         usage.connections += connections
-        for watcher in self.watchers:
-            watcher.add(namespace)
         if not usage.streams and not usage.readers and not usage.connections:
             del self._usage[namespace]
+        if self.on_change is not None:
+            self.on_change(namespace)
 
-    def _limits(self, namespace: str) -> NamespaceLimits:
+    def limits_of(self, namespace: str) -> NamespaceLimits:
         return self._rule.own.get(namespace, self._rule.common)
 
     def _setting(self, namespace: str, name: str) -> str:

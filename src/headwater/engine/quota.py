@@ -6,6 +6,8 @@ mode; it is estimated from measured sizes.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,11 +55,14 @@ class Quota:
         "_limits",
         "_max_stream_bytes",
         "_max_total_bytes",
+        "_watched_from",
+        "_watched_to",
         "content_bytes",
         "content_elsewhere",
         "metadata_bytes",
         "metadata_elsewhere",
         "namespaces",
+        "on_change",
     )
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -72,6 +77,20 @@ class Quota:
         self.content_elsewhere = 0
         """Content of other workers of the server."""
         self.metadata_elsewhere = 0
+        self._watched_from, self._watched_to = -sys.maxsize, sys.maxsize
+        self.on_change: Callable[[], None] | None = None
+        """Called when the limited bytes are not what `watch` expects."""
+
+    def watch(self, content_bytes: int, metadata_bytes: int, parts: int) -> None:
+        """Call `on_change` when the bytes here differ from these by more than one of so many parts of what is left."""
+        limit = self._limits.max_total_bytes or self._limits.max_metadata_bytes
+        if not limit or self.on_change is None:
+            return
+        expected = content_bytes + metadata_bytes if self._limits.max_total_bytes else metadata_bytes
+        elsewhere = self.metadata_elsewhere + (self.content_elsewhere if self._limits.max_total_bytes else 0)
+        unseen = max(0, limit - expected - elsewhere) // parts
+        self._watched_from, self._watched_to = expected - unseen, expected + unseen
+        self.count(0, 0)
 
     def check(self, content_bytes: int, metadata_bytes: int = 0) -> None:
         """Refuse additions that would exceed a limit."""
@@ -94,10 +113,22 @@ class Quota:
 
     def add(self, name: str, content_bytes: int, metadata_bytes: int, streams: int) -> None:
         """Count additions of a stream, or removals with negative numbers."""
+        # `count` inlined: every append passes here.
         self.content_bytes += content_bytes
         self.metadata_bytes += metadata_bytes
+        limited = self.metadata_bytes + self.content_bytes if self._max_total_bytes else self.metadata_bytes
+        if not self._watched_from <= limited <= self._watched_to and self.on_change is not None:
+            self.on_change()
         if self.namespaces is not None:
             self.namespaces.add(name, size=content_bytes, streams=streams)
+
+    def count(self, content_bytes: int, metadata_bytes: int) -> None:
+        """Count additions that belong to no namespace, or removals with negative numbers."""
+        self.content_bytes += content_bytes
+        self.metadata_bytes += metadata_bytes
+        limited = self.metadata_bytes + self.content_bytes if self._max_total_bytes else self.metadata_bytes
+        if not self._watched_from <= limited <= self._watched_to and self.on_change is not None:
+            self.on_change()
 
     def trimmed(self, name: str, content_bytes: int) -> None:
         """Count bytes that were dropped from a stream."""

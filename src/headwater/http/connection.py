@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from headwater.core.errors import InternalError, Refusal
 from headwater.engine.cold_reads import ColdRead, Pending
@@ -104,6 +104,9 @@ class Connection(asyncio.Protocol):
         "_unparsed",
         "_writing",
     )
+
+    _counts_namespace: ClassVar = True
+    """Whether quotas of namespaces count this connection."""
 
     def __init__(self, context: Context, router: Router) -> None:
         # Global.
@@ -454,7 +457,7 @@ class Connection(asyncio.Protocol):
             route, address = self._router.resolve(self._context, request)
             self._operation = route.operation
             namespaces = self._context.limited_namespaces
-            if namespaces is not None and self._namespace is None:
+            if namespaces is not None and self._namespace is None and self._counts_namespace:
                 self._namespace = namespaces.begin_request(address.name)
             deferring = self._context.engine.deferring
             if deferring is None:
@@ -545,6 +548,9 @@ class Connection(asyncio.Protocol):
         )
 
     def _write_whole(self, response: Response) -> None:
+        if self._namespace is not None:
+            # Before the client can send its next request to another worker.
+            self._leave_namespace()
         request = self._request
         status = response.status
         headers = response.headers

@@ -98,12 +98,13 @@ class OpenConnections:
     """All open connections, within the limit."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit: Final = limit
         self._open: set[OpenConnection] = set()
         self._most = 0
         """The highest number of them since the set was made: a set does not shrink."""
         self.elsewhere = 0
         """The number of connections of other workers of the server."""
+        self.on_change: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -118,9 +119,11 @@ class OpenConnections:
     def add(self, connection: OpenConnection) -> Refusal | None:
         """Add a new connection; returns the refusal if the limit is reached."""
         self._open.add(connection)
-        if len(self._open) + self.elsewhere > self._limit:
+        if self.on_change is not None:
+            self.on_change()
+        if len(self._open) + self.elsewhere > self.limit:
             return TooManyConnections(
-                f"Connection limit ({self._limit}, server.max_connections) reached; retry later.",
+                f"Connection limit ({self.limit}, server.max_connections) reached; retry later.",
                 (("Retry-After", "1"),),
             )
         return None
@@ -128,7 +131,7 @@ class OpenConnections:
     @property
     def has_many_refused(self) -> bool:
         """Whether so many connections beyond the limit are open that descriptors for further ones may be missing."""
-        return len(self._open) + self.elsewhere > self._limit + REFUSED_MAX
+        return len(self._open) + self.elsewhere > self.limit + REFUSED_MAX
 
     def discard(self, connection: OpenConnection) -> None:
         self._most = max(self._most, len(self._open))
@@ -136,6 +139,8 @@ class OpenConnections:
         if self._most > SHRINK_MIN and len(self._open) * 8 < self._most:
             self._open = set(self._open)
             self._most = len(self._open)
+        if self.on_change is not None:
+            self.on_change()
 
 
 class Context:

@@ -39,13 +39,13 @@ class KeptEvents:
     """The number of events that all sessions keep, and its limit."""
 
     def __init__(self, limit: int, make_room: Callable[[], None]) -> None:
-        self._limit = limit
+        self.limit: Final = limit
         self._make_room = make_room
         self.events = 0
 
     def add(self) -> None:
         self.events += 1
-        if self.events > self._limit:
+        if self.events > self.limit:
             self._make_room()
 
 
@@ -132,14 +132,18 @@ class FollowSessions:
     """All sessions, within the limits on their number and on what they keep."""
 
     def __init__(self, limit: int, max_streams: int, max_sent: int = SENT_TOTAL_MAX) -> None:
-        self._limit = limit
-        self._max_streams = max_streams
-        self._named = 0
+        self.limit: Final = limit
+        self.max_streams: Final = max_streams
+        self.named = 0
+        """The streams that the sessions name."""
         self.kept = KeptEvents(max_sent, self._forget_half_of_most)
         self.id_prefix = ""
         """The prefix of the ids of this process."""
         self.elsewhere = 0
         """The number of sessions of other workers of the server."""
+        self.named_elsewhere = 0
+        """The streams that those name."""
+        self.on_change: Callable[[], None] | None = None
         self._by_id: dict[str, FollowSession] = {}
         self._idle: dict[str, tuple[float, int]] = {}
         """The time since which each id has no connection, oldest first, and the streams that its session keeps."""
@@ -151,21 +155,21 @@ class FollowSessions:
 
     def add(self, wanted: FollowRequest, scope: Scope, now_s: float) -> FollowSession:
         self._expire(now_s)
-        if len(self._by_id) + self.elsewhere >= self._limit:
-            detail = (
-                f"There are {self._limit} followers of many streams (limits.max_follows); retry later, or raise it."
-            )
+        if len(self._by_id) + self.elsewhere >= self.limit:
+            detail = f"There are {self.limit} followers of many streams (limits.max_follows); retry later, or raise it."
             raise TooManyFollows(detail, (("Retry-After", "1"),))
-        if self._named + len(wanted.offsets) > self._max_streams:
+        if self.named + self.named_elsewhere + len(wanted.offsets) > self.max_streams:
             detail = (
-                f"All followers together may name {self._max_streams} streams (limits.max_followed_streams); name"
+                f"All followers together may name {self.max_streams} streams (limits.max_followed_streams); name"
                 " fewer, or raise the limit."
             )
             raise TooManyFollowed(detail)
         session = FollowSession(self.id_prefix + secrets.token_urlsafe(18), wanted, scope, self.kept)
         self._by_id[session.id] = session
-        self._named += session.named
+        self.named += session.named
         self._set_idle(session, now_s)
+        if self.on_change is not None:
+            self.on_change()
         return session
 
     def find(self, session_id: str, scope: Scope, now_s: float) -> FollowSession:
@@ -190,7 +194,7 @@ class FollowSessions:
     def _set_idle(self, session: FollowSession, now_s: float) -> None:
         self._idle[session.id] = (now_s, session.kept_streams)
         self._idle_streams += session.kept_streams
-        while self._idle_streams > self._max_streams:
+        while self._idle_streams > self.max_streams:
             self._drop_oldest()
 
     def _expire(self, now_s: float) -> None:
@@ -203,8 +207,10 @@ class FollowSessions:
         del self._idle[session_id]
         self._idle_streams -= streams
         session = self._by_id.pop(session_id)
-        self._named -= session.named
+        self.named -= session.named
         session.forget_sent()
+        if self.on_change is not None:
+            self.on_change()
 
     def _forget_half_of_most(self) -> None:
         session = max(self._by_id.values(), key=lambda session: session.kept_events)
