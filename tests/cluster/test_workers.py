@@ -249,15 +249,6 @@ def test_streams_of_a_dead_worker_are_503_after_a_bounded_wait_and_others_are_se
             assert _text(other, there) == "there"
 
 
-@pytest.mark.parametrize(("workers", "policy"), [("2", os.SCHED_BATCH), ("1", os.SCHED_OTHER)])
-def test_more_workers_than_cores_take_turns(workers: str, policy: int) -> None:
-    core = str(min(os.sched_getaffinity(0)))
-    with serve(command=("taskset", "--cpu-list", core), DS_SERVER__WORKERS=workers) as server:
-        serving = [process.pid for process in processes(server)] or [server.pid]
-        assert len(serving) == int(workers)
-        assert [os.sched_getscheduler(pid) for pid in serving] == [policy] * len(serving)
-
-
 def test_metrics_are_summed_and_reported_for_each_worker() -> None:
     with serve(DS_SERVER__WORKERS="3") as server, _client(server) as client:
         names = [name_in(worker, 3, "metered") for worker in (0, 1, 1, 2)]

@@ -59,7 +59,6 @@ from headwater.http.server import (
     sweep,
 )
 from headwater.http.tls import build_tls
-from headwater.operating_system import SYSTEM
 from headwater.storage.interface import StorageError
 
 if TYPE_CHECKING:
@@ -79,10 +78,6 @@ def run_worker(
     control: socket.socket,
 ) -> int:
     """Serve until the supervisor says stop; returns the exit code. `settings` has the data directory of the worker."""
-    if shard_map.workers > SYSTEM.processors():
-        # Otherwise a worker that wakes up for one request interrupts another one, and each switch costs as much as a
-        # request (see docs/decisions.md, A-213).
-        SYSTEM.take_turns()
     return run_serving(ServingWorker(settings, Reloader(load), number, shard_map, listening, control), control)
 
 

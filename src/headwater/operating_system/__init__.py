@@ -73,10 +73,6 @@ class OperatingSystem(Protocol):
     def processors(self) -> int:
         """How many processors this process may use."""
 
-    def take_turns(self) -> None:
-        """Let this process wait for its turn: if it wakes up, it does not interrupt the one that is running. Only a
-        hint: it never fails."""
-
     def short_path(self, directory: Path) -> AbstractContextManager[str]:
         """A short path to a directory, for the address of a socket in it."""
 
@@ -122,10 +118,6 @@ class Linux:
 
     def processors(self) -> int:
         return len(os.sched_getaffinity(0))
-
-    def take_turns(self) -> None:
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
     @contextmanager
     def short_path(self, directory: Path) -> Iterator[str]:
@@ -196,9 +188,6 @@ class MacOS:
 
     def processors(self) -> int:
         return os.cpu_count() or 1
-
-    def take_turns(self) -> None:
-        """Do nothing: one worker serves."""
 
     @contextmanager
     def short_path(self, directory: Path) -> Iterator[str]:
