@@ -209,7 +209,7 @@ def forward(connection: socket.socket) -> None:
 
 def main() -> None:
     import headwater.cli.serve
-    import headwater.http.server  # noqa: F401 - imported once, for all forks
+    import headwater.cluster.start  # noqa: F401 - imported once, for all forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
