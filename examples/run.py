@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """What the parts of an example are told."""
+    """What every part of an example needs to know."""
 
     server: str
     page_port: int
@@ -162,10 +162,10 @@ class Supervisor:
 
     def _launch(self, part: Part) -> None:
         # If this program is killed, the kernel ends the parts with it.
-        leash = [sys.executable, die_with_parent.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "-1", "-1"]
+        watched = [sys.executable, die_with_parent.__file__, str(os.getpid()), str(int(signal.SIGTERM)), "-1", "-1"]
         with (self._logs / f"{part.name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*leash, *part.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [*watched, *part.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._processes[part.name] = process
         where = f" on port {part.port}" if part.port else ""
