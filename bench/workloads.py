@@ -1,7 +1,7 @@
 """The loads of `bench.report`: the requests of one client on one core to one server, and the measurements.
 
-Every load sends a request on each of its connections, waits for all responses, and repeats. A response that is not a
-success ends the run, because a rate with errors is meaningless.
+Every load keeps one request in flight on each of its connections. A response that is not a success ends the run,
+because a rate with errors is meaningless.
 """
 
 from __future__ import annotations
@@ -213,19 +213,37 @@ def repeat(
     units_of: Callable[[Connection], float],
     seconds: float,
 ) -> Sample:
-    """Send the messages in turn, one on each connection, until the time has passed."""
+    """Keep one request in flight on each connection until the time has passed; the messages are sent in turn."""
     took_s: list[float] = []
-    units, turn = 0.0, 0
-    cpu_before_s, began_s = cpu_seconds(server.pid), time.perf_counter()
-    while (elapsed_s := time.perf_counter() - began_s) < seconds:
-        sent_s = time.perf_counter()
-        for link in links:
+    units, turn, waiting = 0.0, 0, len(links)
+    by_descriptor = {link.descriptor: link for link in links}
+    sent_s = dict.fromkeys(by_descriptor, 0.0)
+    with select.epoll() as poller:
+        cpu_before_s, began_s = cpu_seconds(server.pid), time.perf_counter()
+        for descriptor, link in by_descriptor.items():
+            poller.register(descriptor, select.EPOLLIN)
+            sent_s[descriptor] = time.perf_counter()
             link.send(messages[turn % len(messages)])
             turn += 1
-        for link in links:
-            units += units_of(link)
-            took_s.append(time.perf_counter() - sent_s)
-    return sample_of(units / elapsed_s, took_s, cpu_seconds(server.pid) - cpu_before_s)
+        ends_s = began_s + seconds
+        while waiting:
+            ready = poller.poll(60)
+            if not ready:
+                raise SystemExit("no response within 60 s")
+            for descriptor, _event in ready:
+                link = by_descriptor[descriptor]
+                units += units_of(link)
+                now_s = time.perf_counter()
+                took_s.append(now_s - sent_s[descriptor])
+                if now_s < ends_s:
+                    sent_s[descriptor] = now_s
+                    link.send(messages[turn % len(messages)])
+                    turn += 1
+                else:
+                    waiting -= 1
+                    poller.unregister(descriptor)
+        elapsed_s = time.perf_counter() - began_s
+        return sample_of(units / elapsed_s, took_s, cpu_seconds(server.pid) - cpu_before_s)
 
 
 def delivery(mode: str) -> Load:
