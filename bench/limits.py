@@ -28,6 +28,7 @@ import uvloop
 
 from bench.servers import LOAD_CORE, REPOSITORY, SERVER_CORE, STORAGE_MODES, Running, headwater, on_core
 
+GROWING_FILE = "1 MiB and sync on a growing file, MB/s"
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _END = b"\r\n\r\n"
 

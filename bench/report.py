@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import scale
-from bench.limits import bare_echo, sync_loop
+from bench.limits import GROWING_FILE, bare_echo, sync_loop
 from bench.report_page import write_page
 from bench.servers import LOAD_CORE, SERVER_CORE, STORAGE_MODES, Running, headwater, official_node, on_core
 from bench.workloads import ECHO, ECHOED, LOADS, peak_bytes
@@ -91,7 +91,7 @@ def disk(seconds: float) -> dict[str, float]:
             "syncs of 3,200 bytes over written blocks, per second": small["syncs_per_sec"],
             "p50 of such a sync (us)": small["p50_us"],
             "1 MiB and sync over written blocks, MB/s": large["syncs_per_sec"] * 2**20 / 1e6,
-            "1 MiB and sync on a growing file, MB/s": growing_loop(directory, 2**20, seconds),
+            GROWING_FILE: growing_loop(directory, 2**20, seconds),
         }
 
 

@@ -42,6 +42,8 @@ from bench.workloads import (
     sample_of,
 )
 
+GROWTH = "More streams"
+IDLE_READERS_TITLE = "Idle SSE readers"
 MODES = ("memory", "file-durable")
 STREAMS = (1, 100, 10_000, 100_000)
 STREAMS_FULL = (*STREAMS, 1_000_000)
@@ -314,13 +316,11 @@ def forget_files(directory: Path) -> None:
 def run(*, full: bool, seconds: float = 0.5) -> dict[str, Rows]:
     with on_core(LOAD_CORE):
         return {
-            "More streams": [
-                row for mode in MODES for row in of_streams(mode, STREAMS_FULL if full else STREAMS, seconds)
-            ],
+            GROWTH: [row for mode in MODES for row in of_streams(mode, STREAMS_FULL if full else STREAMS, seconds)],
             "More bytes in a stream": [
                 row for mode in MODES for row in of_bytes(mode, SIZES_MB_FULL if full else SIZES_MB, seconds)
             ],
-            "Idle SSE readers": idle_readers(IDLE_READERS),
+            IDLE_READERS_TITLE: idle_readers(IDLE_READERS),
             "Writers beside readers": [row for mode in MODES for row in mixed(mode, 2 * seconds)],
             "A slow disk (5 ms more for each sync)": slow_disk(seconds),
             "Replay of a long stream": replay(1024 if full else 256),
