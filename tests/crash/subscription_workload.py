@@ -12,15 +12,17 @@ import time
 from tests.crash.wire import Client, Lost, NotSent, Reply
 from tests.crash.workload import RETRY_S, Violation, Workload, message, producer
 
-SUBSCRIPTION = "/v1/stream/__ds/subscriptions/workers"
-WAKES = "/v1/stream/wakes"
 LEASE_MS = 1000
 
 
 class SubscriptionWorkload:
-    def __init__(self, workload: Workload, streams: int) -> None:
+    def __init__(self, workload: Workload, streams: int, root: str = "") -> None:
+        """`root`: where the streams are, with a slash at the end; runs on one server need different ones."""
         self._workload = workload
-        self._paths = [f"/v1/stream/work/{number}" for number in range(streams)]
+        self._root = root
+        self._subscription = f"/v1/stream/__ds/subscriptions/{root.replace('/', '-')}workers"
+        self._wakes = f"/v1/stream/{root}wakes"
+        self._paths = [f"/v1/stream/{root}work/{number}" for number in range(streams)]
         self._sent: dict[str, int] = dict.fromkeys(self._paths, 0)
         self._acked: dict[str, str] = {}
         self._generation = 0
@@ -29,10 +31,15 @@ class SubscriptionWorkload:
     async def set_up(self) -> None:
         client = self._workload.client()
         json_type = {"Content-Type": "application/json"}
-        await self._workload.request_until_answered(client, "PUT", WAKES, json_type, b"", {200, 201})
-        wanted = {"type": "pull-wake", "pattern": "work/*", "wake_stream": "wakes", "lease_ttl_ms": LEASE_MS}
+        await self._workload.request_until_answered(client, "PUT", self._wakes, json_type, b"", {200, 201})
+        wanted = {
+            "type": "pull-wake",
+            "pattern": f"{self._root}work/*",
+            "wake_stream": f"{self._root}wakes",
+            "lease_ttl_ms": LEASE_MS,
+        }
         await self._workload.request_until_answered(
-            client, "PUT", SUBSCRIPTION, json_type, json.dumps(wanted).encode(), {200, 201}
+            client, "PUT", self._subscription, json_type, json.dumps(wanted).encode(), {200, 201}
         )
         for path in self._paths:
             await self._workload.request_until_answered(
@@ -58,7 +65,7 @@ class SubscriptionWorkload:
         workload, client = self._workload, self._workload.client()
         offset = "-1"
         while self._working:
-            reply = await workload.ask(client, "GET", f"{WAKES}?offset={offset}&live=long-poll", {200, 204})
+            reply = await workload.ask(client, "GET", f"{self._wakes}?offset={offset}&live=long-poll", {200, 204})
             if reply.status == 200:
                 offset = reply.offset
                 if self._working:
@@ -69,7 +76,7 @@ class SubscriptionWorkload:
         workload, client = self._workload, self._workload.client()
         until = time.monotonic() + timeout_s
         while True:
-            view = (await workload.ask(client, "GET", SUBSCRIPTION, {200})).json()
+            view = (await workload.ask(client, "GET", self._subscription, {200})).json()
             acked = {link["path"]: link["acked_offset"] for link in view["streams"]}
             pending = []
             for path in self._paths:
@@ -124,7 +131,7 @@ class SubscriptionWorkload:
             try:
                 reply = await client.request(
                     "POST",
-                    f"{SUBSCRIPTION}/{action}",
+                    f"{self._subscription}/{action}",
                     {"Content-Type": "application/json", **(headers or {})},
                     json.dumps(body).encode(),
                 )

@@ -12,13 +12,13 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.crash.wire import Client, Lost, NotSent, Refused, Reply
-from tests.crash.workload import Violation
+from tests.crash.wire import Client, Event, Lost, NotSent, Refused, Reply
+from tests.crash.workload import Violation, Workload
 from tests.pressure.history import History, Kind, Operation, Outcome, Producer
 
 RETRY_S = 0.005
@@ -70,18 +70,39 @@ class Fleet:
         return f"/v1/stream/{self._root}{stem}/{next(self._names)}"
 
 
-class Link:
-    """The connections of one client to all servers."""
+class Link(Client):
+    """The connections of one client to all servers: each request goes to a random one."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._clients = [fleet.connect(url) for url in fleet.urls]
         self._dice = fleet.dice
 
-    def any(self) -> Client:
-        return self._dice.choice(self._clients)
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Reply:
+        try:
+            return await self._dice.choice(self._clients).request(method, path, headers, body)
+        except TimeoutError as error:
+            raise Lost(f"{method} {path} had no response in time") from error
 
-    async def request(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
-        return await self.any().request(method, path, headers, body)
+    def events(self, path: str) -> AsyncGenerator[Event, None]:
+        return self._dice.choice(self._clients).events(path)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+class FleetWorkload(Workload):
+    """The shared state of clients that know what their streams contain, and send their requests to a whole fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(0, fleet.dice)
+        self._fleet = fleet
+        self.busy = BUSY
+
+    def client(self) -> Client:
+        return self._fleet.link()
 
 
 def position(token: str) -> int:
@@ -96,7 +117,7 @@ async def logged(fleet: Fleet, link: Link, operation: Operation, method: str, ta
         fleet.history.end(operation, "refused")
         await asyncio.sleep(RETRY_S)
         return None
-    except (Lost, TimeoutError):
+    except Lost:
         fleet.counts["lost"] += 1
         return None
     if reply.status in BUSY:
@@ -189,7 +210,7 @@ async def listen(fleet: Fleet, path: str) -> None:
     while fleet.running:
         data = b""
         try:
-            async with aclosing(link.any().events(f"{path}?offset={token}&live=sse")) as events:
+            async with aclosing(link.events(f"{path}?offset={token}&live=sse")) as events:
                 async for event in events:
                     if event.kind == "data":
                         data += event.data.encode()

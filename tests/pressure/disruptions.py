@@ -29,10 +29,10 @@ import psutil
 from headwater.storage.offline.check import check as check_directory
 from tests.crash.killable_server import KillableServer
 from tests.crash.subscription_workload import SubscriptionWorkload
-from tests.crash.workload import Violation, Workload
+from tests.crash.workload import Violation
 from tests.ports import free_port
 from tests.pressure import clients
-from tests.pressure.clients import Fleet
+from tests.pressure.clients import Fleet, FleetWorkload
 from tests.pressure.history import check
 
 CALM_S = (0.05, 0.3)
@@ -199,8 +199,7 @@ async def run_disruptions(
     server = KillableServer(home, mode, free_port(), fault, workers)
     fleet = Fleet([f"http://127.0.0.1:{server.port}"], dice)
     scene = Scene(server, fleet)
-    workload = Workload(server.port, dice)
-    workload.busy = clients.BUSY
+    workload = FleetWorkload(fleet)
     # Not with the other disruptions: a lease of a server whose clock was 40 days ahead ends in 40 days.
     subscription = SubscriptionWorkload(workload, streams=3) if workers > 1 else None
     done: list[str] = []
@@ -241,7 +240,6 @@ async def run_disruptions(
         raise error from None
     finally:
         await fleet.close()
-        await workload.close()
         await server.close()
     return judged + fleet.counts + workload.counts + Counter(disruptions)
 

@@ -23,13 +23,19 @@ from pathlib import Path
 import psutil
 
 from tests.cluster.nodes.clusters import LEASE_S, RunningCluster, link_tls_settings, running_cluster
+from tests.crash.stream_lifecycles import fork_repeatedly, recreate_repeatedly
+from tests.crash.subscription_workload import SubscriptionWorkload
+from tests.crash.workload import Violation
 from tests.pressure import clients
-from tests.pressure.clients import Fleet
+from tests.pressure.clients import Fleet, FleetWorkload
+from tests.pressure.disruptions import ALL_ACKED_S
 from tests.pressure.history import check
 
 log = logging.getLogger(__name__)
 
 CALM_S = (0.2, 0.6)
+SETTINGS = {"DS_EXPIRY__SWEEP_INTERVAL_SECS": "0.2"}
+"""Forks that expire are removed soon."""
 
 
 class ClusterScene:
@@ -162,15 +168,26 @@ FAULTS: dict[str, Fault] = {
 
 
 async def endure_faults(cluster: RunningCluster, faults: list[str], seed: int) -> Counter[str]:
-    """Run the clients through these faults, then judge their history."""
-    fleet = Fleet([cluster.url(number) for number in sorted(cluster.nodes)], random.Random(seed), f"{seed}/")
+    """Run the clients through these faults, then judge their history.
+
+    Clients of forks, of streams that end and of a subscription judge each response themselves: nobody else uses theirs.
+    """
+    root = f"{seed}/"
+    fleet = Fleet([cluster.url(number) for number in sorted(cluster.nodes)], random.Random(seed), root)
     scene = ClusterScene(cluster, fleet)
+    workload = FleetWorkload(fleet)
+    subscription = SubscriptionWorkload(workload, streams=3, root=root)
     done: list[str] = []
     try:
         await clients.set_up(fleet, 3)
+        await subscription.set_up()
+        running = [*clients.everybody(fleet), subscription.append_work()]
+        running += [fork_repeatedly(workload, f"/v1/stream/{root}forks/{number}") for number in range(2)]
+        running += [recreate_repeatedly(workload, f"/v1/stream/{root}lifecycles/{number}") for number in range(2)]
         async with asyncio.TaskGroup() as group:
-            for client in clients.everybody(fleet):
+            for client in running:
                 group.create_task(client)
+            worker = group.create_task(subscription.run_worker())
             for name in faults:
                 await scene.wait(*CALM_S)
                 done.append(name)
@@ -178,12 +195,14 @@ async def endure_faults(cluster: RunningCluster, faults: list[str], seed: int) -
                 await FAULTS[name](scene)
             await scene.whole()
             await scene.wait(*CALM_S)
-            fleet.running = False
+            fleet.running = workload.running = False
+            await subscription.wait_until_all_acked(ALL_ACKED_S)
+            worker.cancel()
         content = {path: await clients.content(fleet, path) for path in fleet.kept}
-        return check(fleet.history, content) + fleet.counts
+        return check(fleet.history, content) + fleet.counts + workload.counts
     except BaseException as error:
         while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+            error = next((each for each in error.exceptions if isinstance(each, Violation)), error.exceptions[0])
         logs = "\n".join(f"node-{number}:\n{node.log()[-3000:]}" for number, node in cluster.nodes.items())
         error.add_note(f"seed {seed}, faults {done}; the logs end:\n{logs}")
         raise error from None
@@ -195,7 +214,7 @@ def run(
     faults: list[str], seed: int, *, standbys: int = 0, standby_reads: bool = False, tls: bool = False
 ) -> Counter[str]:
     """A new cluster with these settings, and what its clients did during the faults."""
-    settings = {"DS_CLUSTER__STANDBYS": str(standbys), "DS_CLUSTER__STANDBY_READS": str(standby_reads)}
+    settings = {**SETTINGS, "DS_CLUSTER__STANDBYS": str(standbys), "DS_CLUSTER__STANDBY_READS": str(standby_reads)}
     with tempfile.TemporaryDirectory(prefix="headwater-certificates-") as directory:
         if tls:
             settings |= link_tls_settings(Path(directory))

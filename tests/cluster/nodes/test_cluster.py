@@ -27,6 +27,7 @@ from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import StorageError
 from tests.cluster.nodes.clusters import LEASE_S, SECRET, RunningCluster, link_tls_settings, running_cluster
 from tests.cluster.nodes.faults import FAULTS, endure_faults
+from tests.cluster.nodes.faults import SETTINGS as FAULT_SETTINGS
 from tests.cluster.nodes.spreading import spread_over
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
 from tests.crash.workload import Violation
@@ -51,6 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Iterator[Ru
     settings = {
         **link_tls_settings(tmp_path_factory.mktemp("certificates")),
         **STANDBY_READS,
+        **FAULT_SETTINGS,
         "DS_CLUSTER__LEASE_SECS": str(LEASE_S if long else 3 * LEASE_S),
     }
     with running_cluster(settings) as running:
@@ -258,8 +260,10 @@ def test_no_fault_breaks_a_promise(cluster: RunningCluster) -> None:
 
 def check_faults(cluster: RunningCluster, faults: list[str], seed: int) -> None:
     counts = asyncio.run(endure_faults(cluster, faults, seed))
-    for what in ("append", "read", "tail", "create", "delete", "events"):
+    for what in ("append", "read", "tail", "create", "delete", "events", "work appended"):
         assert counts[what] > len(faults), f"too little {what} to judge by: {counts}"
+    for what in ("acks", "fork trees", "lifecycles"):
+        assert counts[what] >= len(faults) / 10, f"too little {what} to judge by: {counts}"
 
 
 @pytest.mark.long
