@@ -154,6 +154,19 @@ def test_second_cluster_in_one_database_or_one_prefix_is_refused(database: str, 
         open_cluster(settings_of(database))
 
 
+def test_node_with_another_object_store_is_refused(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second cluster with the same name and secret, or a node with a wrong prefix or address of the store."""
+    stores = [memory_objects(), memory_objects()]
+    opened = [stores[0], stores[1], stores[0], stores[1]]
+    monkeypatch.setattr("headwater.cluster.nodes.keeper.open_objects", lambda _: opened.pop(0))
+    open_cluster(settings_of(database))
+    with pytest.raises(StorageError, match="is not the object store of the cluster in the database"):
+        open_cluster(settings_of(database))
+    open_cluster(settings_of(database))
+    with pytest.raises(StorageError, match="is not the object store of the cluster in the database"):
+        open_cluster(settings_of(database))
+
+
 def test_node_with_another_secret_is_refused(database: str, objects: ObjectStoreObjects) -> None:
     open_cluster(settings_of(database))
     other = settings_of(database, secret="the secret of somebody else")

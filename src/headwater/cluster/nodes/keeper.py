@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,15 @@ import msgspec
 import psycopg
 
 from headwater.cluster.nodes.ownership import Ownership, Standing, Turn
-from headwater.cluster.nodes.schema import Cluster, Connection, broken_promise, check_secret, connect, create_tables
+from headwater.cluster.nodes.schema import (
+    Cluster,
+    Connection,
+    broken_promise,
+    check_secret,
+    claim_store,
+    connect,
+    create_tables,
+)
 from headwater.config import Settings
 from headwater.operating_system import SYSTEM
 from headwater.storage.interface import StorageError
@@ -30,6 +39,7 @@ from headwater.storage.tiering.open import open_objects
 log = logging.getLogger("headwater.cluster")
 
 IDENTITY_KEY: Final = "CLUSTER"
+"""The object with the id of the cluster, and a random part: no two prefixes have the same."""
 COPYING_KEY: Final = "COPYING"
 """The object that exists while a data directory is copied into the cluster."""
 _PACKET_MAX_BYTES: Final = 64 * 1024
@@ -139,19 +149,25 @@ def open_cluster(settings: Settings, *, is_copy: bool = False) -> Opened:
             raise StorageError(f"The database of cluster.postgres_url cannot be used: {problem}")
         found = create_tables(connection, cluster.name, cluster.shards)
         check_secret(connection, found, cluster.secret)
-    with required_store():
-        _check_objects(cold, found, is_copy=is_copy)
+        with required_store():
+            _check_objects(connection, cold, found, is_copy=is_copy)
     return Opened(found.shards)
 
 
-def _check_objects(cold: str, cluster: Cluster, *, is_copy: bool) -> None:
+def _check_objects(connection: Connection, cold: str, cluster: Cluster, *, is_copy: bool) -> None:
     objects = open_objects(cold)
     objects.check_conditions()
     with suppress(ObjectConflictError):
-        objects.create(IDENTITY_KEY, cluster.id.encode())
+        objects.create(IDENTITY_KEY, f"{cluster.id} {secrets.token_hex(16)}".encode())
     stored = objects.get(IDENTITY_KEY)
-    if stored is None or stored.data != cluster.id.encode():
+    identity = "" if stored is None else stored.data.decode("utf-8", "replace")
+    if identity.partition(" ")[0] != cluster.id:
         raise StorageError(f"{cold} belongs to another cluster than the database. Give each cluster its own prefix.")
+    if not claim_store(connection, identity):
+        raise StorageError(
+            f"{cold} is not the object store of the cluster in the database. Set storage.cold, and the address in"
+            " AWS_ENDPOINT_URL, to those of the other nodes; a second cluster needs its own database."
+        )
     if not is_copy and objects.get(COPYING_KEY) is not None:
         raise StorageError(
             "A data directory is being copied into the cluster, or such a copy was interrupted. Wait for it, or repeat"

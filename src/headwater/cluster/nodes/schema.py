@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS headwater.cluster (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     id text NOT NULL, name text NOT NULL, shards integer NOT NULL
 );
-ALTER TABLE headwater.cluster ADD COLUMN IF NOT EXISTS proof text;
+ALTER TABLE headwater.cluster ADD COLUMN IF NOT EXISTS proof text, ADD COLUMN IF NOT EXISTS store text;
 CREATE TABLE IF NOT EXISTS headwater.node (
     name text PRIMARY KEY, incarnation text NOT NULL, beats bigint NOT NULL DEFAULT 0, address text NOT NULL,
     report jsonb NOT NULL DEFAULT '{}'
@@ -194,3 +194,9 @@ def check_secret(connection: Connection, cluster: Cluster, secret: str) -> None:
             "cluster.secret is not that of the other nodes of the cluster. To change it, stop all nodes and run"
             " UPDATE headwater.cluster SET proof = NULL."
         )
+
+
+def claim_store(connection: Connection, identity: str) -> bool:
+    """Whether the cluster uses the object store with this identity. The first node decides which one it uses."""
+    connection.execute("UPDATE headwater.cluster SET store = %s WHERE store IS NULL", [identity])
+    return connection.execute("SELECT store FROM headwater.cluster").fetchone() == (identity,)
