@@ -1,12 +1,13 @@
 # Two stages: the first installs everything into one environment, the second contains only that environment.
-# `--build-arg EXTRAS=pipeline` adds Spark and a Java runtime for `headwater sync`.
+# `--build-arg EXTRAS=pipeline` adds Spark and a Java runtime for `headwater sync`; `EXTRAS=cluster` adds what a node of a
+# cluster needs.
 FROM python:3.13-slim-bookworm AS build
 ARG EXTRAS=""
 WORKDIR /build
 RUN python -m venv /opt/headwater
 COPY requirements/ requirements/
 RUN /opt/headwater/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
-    && if [ -n "$EXTRAS" ]; then lock=stack; else lock=runtime; fi \
+    && case "$EXTRAS" in "") lock=runtime;; cluster) lock=cluster;; *) lock=stack;; esac \
     && /opt/headwater/bin/pip install --no-cache-dir --require-hashes -r "requirements/$lock.txt"
 COPY pyproject.toml hatch_build.py README.md ./
 COPY src/ src/
@@ -14,7 +15,7 @@ RUN /opt/headwater/bin/pip install --no-cache-dir --no-build-isolation --no-deps
 
 FROM python:3.13-slim-bookworm
 ARG EXTRAS=""
-RUN if [ -n "$EXTRAS" ]; then \
+RUN if [ "$EXTRAS" = pipeline ]; then \
         apt-get update \
         && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
         && rm -rf /var/lib/apt/lists/*; \

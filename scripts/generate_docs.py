@@ -312,6 +312,12 @@ CHECKS: dict[str, tuple[str, str, str]] = {
         "rounds",
         "rounds",
     ),
+    "cluster_faults": (
+        "Faults of nodes, Postgres, the object store and connections of a cluster, with concurrent clients",
+        "faults",
+        "faults",
+    ),
+    "cluster_tables": ("Load on the tables of a cluster in Postgres, at a constant rate", "minutes", "minutes"),
     "silent_readers": ("Readers that never read", "readers", "readers"),
     "idle_connections": ("Idle connections", "connections", "connections"),
     "soak": ("Mixed load", "minutes", "minutes"),
@@ -338,7 +344,20 @@ def reliability() -> str:
     head = "| check | size | runs | found | by mode |\n|---|---|---|---|---|\n"
     rows = [_row(_summary(name, *words)) for name, words in CHECKS.items() if _results(name)]
     parts = ["## Summary\n\n" + head + "\n".join(rows)]
-    parts += [part for part in (_kills(), _crowds(), _soak(), _loop_cpu(), _stalls(), _findings()) if part]
+    parts += [
+        part
+        for part in (
+            _kills(),
+            _cluster_faults(),
+            _cluster_tables(),
+            _crowds(),
+            _soak(),
+            _loop_cpu(),
+            _stalls(),
+            _findings(),
+        )
+        if part
+    ]
     return "\n\n".join(parts)
 
 
@@ -373,6 +392,54 @@ def _kills() -> str:
         "| event | count |\n|---|---|\n"
     )
     return head + "\n".join(rows)
+
+
+CLUSTER_COUNTS = {
+    "append": "appends",
+    "read": "reads and HEAD",
+    "events": "events",
+    "fork trees": "trees of forks",
+    "lifecycles": "streams created, closed and deleted by one client",
+    "delete": "deletions by several clients at once",
+    "work appended": "messages of a subscription",
+    "acks": "acknowledgements of a subscription",
+    "lost": "requests without a response",
+    "busy": "responses 503 (or 429, 507)",
+}
+"""By count of `tests/cluster/nodes/faults.py`."""
+
+
+def _cluster_faults() -> str:
+    rows = []
+    for run in _results("cluster_faults"):
+        counts = run["counts"]
+        if counts:
+            faults = ", ".join(f"{name} {number}" for name, number in sorted(counts["by_fault"].items()))
+            done = ", ".join(f"{counts.get(name, 0):,} {words}" for name, words in CLUSTER_COUNTS.items())
+            minutes = f"{run['seconds'] / 60:.0f} min"
+            load = f"{run['load_before']} to {run['load_after']}"
+            rows.append(_row((str(run["size"]), faults, done, minutes, load, run["commit"])))
+    head = (
+        "## Faults of a cluster\n\nThree nodes with three shards, TLS between them and standbys that serve reads, three"
+        " Postgres servers and an object store on one machine. The clients' history is judged after the last fault.\n\n"
+        "| faults | of these | clients had | time | load | commit |\n|---|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows) if rows else ""
+
+
+def _cluster_tables() -> str:
+    rows = []
+    for run in _results("cluster_tables"):
+        for name, sizes in run["counts"].get("numbers", {}).items():
+            unit = "" if name == "appends" else " KiB"
+            thirds = (f"{sizes[third]:,.0f}{unit}" for third in ("first", "middle", "last"))
+            rows.append(_row((f"{run['counts']['minutes']:g} min", name, *thirds, run["commit"])))
+    head = (
+        "## Tables of a cluster\n\nThe largest size of each table of a cluster in Postgres, in each third of a run at a"
+        " constant rate. The row of a shard changes at every commit; a row of the journal is deleted when the object"
+        " store has it.\n\n| run | what | first third | second | last | commit |\n|---|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows) if rows else ""
 
 
 def _crowds() -> str:

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from configparser import ConfigParser
+from configparser import ConfigParser, SectionProxy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from headwater.config.describe import described_settings
 from tests.docs.markdown import REPOSITORY
 from tests.serving import serve, server_environment
 
@@ -65,13 +66,60 @@ def test_every_alert_has_a_runbook() -> None:
         assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
 
 
-def test_the_unit_starts_the_server_and_leaves_it_time_to_drain() -> None:
+def service_of(name: str) -> SectionProxy:
     unit = ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(DEPLOY / "systemd/headwater.service")
-    service = unit["Service"]
+    unit.read(DEPLOY / "systemd" / name)
+    return unit["Service"]
+
+
+def test_the_unit_starts_the_server_and_leaves_it_time_to_drain() -> None:
+    service = service_of("headwater.service")
     assert service["ExecStart"].split()[1:3] == ["serve", "--profile"]
     assert int(service["TimeoutStopSec"]) > 30, "the profile prod drains for 30 s"
+
+
+def variables_of_settings() -> set[str]:
+    return {f"DS_{setting.section}__{setting.key}".upper() for setting in described_settings()}
+
+
+def test_unit_of_a_node_drains_the_supervisor_only_and_leaves_it_time() -> None:
+    service = service_of("headwater-node.service")
+    given = dict(each.split("=") for each in service["Environment"].split())
+    assert given.keys() <= variables_of_settings()
+    assert given["DS_STORAGE__MODE"] == "cluster"
+    assert service["KillMode"] == "mixed", "the processes of the shards end when theirs is handed over"
+    assert int(service["TimeoutStopSec"]) > int(given["DS_SERVER__DRAIN_TIMEOUT_SECS"])
+
+
+def test_nodes_on_kubernetes_start_drain_and_are_not_restarted_for_postgres() -> None:
+    manifest = (DEPLOY / "kubernetes/cluster.yaml").read_text(encoding="utf-8")
+    *others, nodes = yaml.safe_load_all(manifest)
+    services = {each["metadata"]["name"]: each["spec"] for each in others if each["kind"] == "Service"}
+    pod = nodes["spec"]["template"]["spec"]
+    [node] = pod["containers"]
+    # The image has no entry point.
+    assert "ENTRYPOINT" not in (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+    assert node["args"][:2] == ["headwater", "serve"]
+    serve_help = subprocess.run(
+        [sys.executable, "-m", "headwater", "serve", "--help"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert all(option in serve_help for option in node["args"] if option.startswith("--"))
+    given = {each["name"]: each.get("value") for each in node["env"]}
+    assert given.keys() | set(re.findall(r"\bDS_\w+", manifest)) <= variables_of_settings()
+    assert pod["terminationGracePeriodSeconds"] > int(given["DS_SERVER__DRAIN_TIMEOUT_SECS"])
+    assert nodes["spec"]["serviceName"] in services
+    assert services["headwater-nodes"]["publishNotReadyAddresses"]
+    # Without Postgres every node answers 503, and restarting it does not help.
+    assert node["readinessProbe"]["httpGet"]["path"] == "/healthz"
+    assert "httpGet" not in node["livenessProbe"]
+
+
+def test_image_of_a_node_has_the_packages_of_a_cluster() -> None:
+    """The lock file that the image installs with `EXTRAS=cluster`."""
+    locked = (REPOSITORY / "requirements/cluster.txt").read_text(encoding="utf-8")
+    for package in ("psycopg", "psycopg-binary", "obstore"):
+        assert re.search(rf"^{package}==", locked, re.MULTILINE), package
 
 
 def test_scheduled_backup_is_restored_and_old_ones_are_deleted(tmp_path: Path) -> None:
