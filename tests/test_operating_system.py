@@ -239,6 +239,29 @@ def test_linux_returns_freed_memory_and_macos_is_not_asked_to(monkeypatch: pytes
     assert memory.memory_return() is None
 
 
+_REUSE = """
+import resource
+from headwater.operating_system import SYSTEM
+
+def page_faults_of(bodies):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [b"x" * 2**20 for _ in range(bodies)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+allocator = SYSTEM.allocator()
+first, second = page_faults_of(48), page_faults_of(48)
+allocator.trim()
+print(first, second, page_faults_of(48))
+"""
+
+
+def test_memory_that_a_checkpoint_frees_is_used_again_without_page_faults() -> None:
+    done = subprocess.run([sys.executable, "-c", _REUSE], capture_output=True, text=True, check=True, timeout=60)
+    first, second, after_trim = map(int, done.stdout.split())
+    assert second < first / 10, "the freed memory was returned to the system, and is mapped again"
+    assert after_trim > first / 2, "a trim returns it"
+
+
 def test_packets_keep_their_boundaries() -> None:
     ours, theirs = Linux().packet_pair()
     with ours, theirs:

@@ -11,6 +11,10 @@ _M_MMAP_THRESHOLD: Final = -3
 MAPPED_MIN_BYTES: Final = 4 * 1024 * 1024
 """Blocks of this size have their own mapping, which grows without a copy. By default glibc raises this limit to 32 MiB
 once such a block was freed; then a large body is copied as it grows, which takes up to 50 ms."""
+KEPT_BYTES: Final = 128 * 1024 * 1024
+"""Free memory at the end of the heap that is kept: more than a checkpoint frees, because the next appends need it again.
+If it is returned at once, every page of a body is mapped and cleared again, a tenth of the CPU time of 1 MiB bodies.
+`engine.memory` returns it after two seconds."""
 
 
 class _Info(ctypes.Structure):
@@ -42,8 +46,7 @@ class Glibc:
         self._trim: Callable[[int], int] = library.malloc_trim
         library.mallinfo2.restype = _Info
         library.mallopt(_M_MMAP_THRESHOLD, MAPPED_MIN_BYTES)
-        # The value that glibc would set itself if the other limit were not given.
-        library.mallopt(_M_TRIM_THRESHOLD, 2 * MAPPED_MIN_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
     def free_bytes(self) -> int:
         return int(self._info().fordblks)
