@@ -4,13 +4,15 @@
     python -m bench.cluster --only failover --kills 20 --standbys 2
     python -m bench.cluster --only start --store-mib 10240
     python -m bench.cluster --only reads --standbys 1
+    python -m bench.cluster --only commits
 
 Appends: one connection, and 32, of 100 bytes each to its own stream, through the nodes in turn. The plain INSERT writes
 the same bytes with one statement per row into the same Postgres, by as many connections. Failover: kill -9 of all
 processes of a node, until an append to its shard is acknowledged through another node. Reads: the same stream through
-its owner's node, the one with its standby, and the one that relays, also while it is appended to. Start: nodes with
-empty disks and so much in the object store (set TMPDIR to a disk with room for three times as much). All processes
-share one machine, so rates say little; compare the columns.
+its owner's node, the one with its standby, and the one that relays, also while it is appended to. Commits: how many
+batches Postgres takes from so many shards at once, without nodes. Start: nodes with empty disks and so much in the
+object store (set TMPDIR to a disk with room for three times as much). All processes share one machine, so rates say
+little; compare the columns.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,15 +40,19 @@ import obstore
 import psycopg
 import uvloop
 from tests.cluster.nodes.clusters import RunningCluster, running_cluster
+from tests.cluster.nodes.servers import replicated_postgres
 from tests.serving import serve, server_environment
 from tests.waiting import wait_until
 
 from bench.limits import Sender, encode
-from headwater.cluster.nodes.schema import connect
+from headwater.cluster.nodes.postgres_journal import PostgresJournal
+from headwater.cluster.nodes.schema import connect, create_tables
 
 BODY = b"x" * 100
 TEXT = {"Content-Type": "text/plain"}
-PARTS = ("appends", "failover", "start", "reads")
+PARTS = ("appends", "failover", "start", "reads", "commits")
+COMMITS = ((1, 100), (3, 100), (16, 100), (64, 100), (1, 10_000), (16, 10_000))
+"""Shards that commit at once, and the bytes of a batch."""
 FILLING_BYTES = 4 * 2**20
 LEASE_S = "2.5"
 """The default of the setting, which decides how long a failover takes."""
@@ -104,6 +111,33 @@ def inserts(url: str, connections: int, seconds: float) -> dict[str, float]:
     for thread in threads:
         thread.join()
     return summary(latencies_s, seconds)
+
+
+def commits(url: str, shards: int, size: int, seconds: float) -> dict[str, float]:
+    """Batches of this size, committed by so many shards at once: what limits a cluster, however many nodes it has."""
+    latencies_s: list[float] = []
+    until_s = time.perf_counter() + seconds
+
+    def commit(shard: int) -> None:
+        journal = PostgresJournal(url, shard, epoch=0)
+        lsn = journal.last_lsn
+        while (began_s := time.perf_counter()) < until_s:
+            journal.append(lsn, lsn + 1, [b"x" * size])
+            lsn += 1
+            latencies_s.append(time.perf_counter() - began_s)
+        journal.close()
+
+    with ThreadPoolExecutor(shards) as threads:
+        list(threads.map(commit, range(shards)))
+    return summary(latencies_s, seconds)
+
+
+def measure_commits(seconds: float, note: Callable[[str, object], None]) -> None:
+    with replicated_postgres() as postgres:
+        with connect(postgres.url, "bench") as connection:
+            create_tables(connection, "bench", max(shards for shards, _ in COMMITS))
+        for shards, size in COMMITS:
+            note(f"commits of {size} bytes by {shards} shards", commits(postgres.url, shards, size, seconds))
 
 
 def failovers(cluster: RunningCluster, kills: int) -> dict[str, float]:
@@ -278,7 +312,9 @@ def main() -> None:
         }
         if "start" in parts:
             start_with(settings, given.store_mib, note)
-        if parts != ("start",):
+        if "commits" in parts:
+            measure_commits(given.seconds, note)
+        if {"appends", "failover", "reads"} & set(parts):
             with running_cluster(settings) as cluster:
                 measure(cluster, runner, parts, given, note)
     print(json.dumps({**found, "load": os.getloadavg()}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from typing import Any
 
 import pytest
@@ -58,6 +60,28 @@ def test_shards_are_linked_and_ask_each_other_in_both_directions() -> None:
             await link(low, high)
             assert await low.peers.ask(2, "echo", "down") == [0, "down"]
             assert await high.peers.ask(0, "echo", "up") == [2, "up"]
+        finally:
+            low.close()
+            high.close()
+
+    asyncio.run(scene())
+
+
+def test_process_without_a_free_descriptor_accepts_links_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        accept, failures = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")]
+
+        async def failing(listening: socket.socket) -> Any:
+            if failures:
+                raise failures.pop()
+            return await accept(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", failing)
+        low, high = Process(0), Process(2)
+        try:
+            await link(low, high)
+            assert not failures
         finally:
             low.close()
             high.close()

@@ -28,6 +28,8 @@ log = logging.getLogger("headwater.cluster")
 
 GREETING_S: Final = 3.0
 """Timeout of the greeting."""
+ACCEPT_AGAIN_S: Final = 0.2
+"""The pause after a connection could not be accepted, as without a free file descriptor."""
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _HELLO_MAX_BYTES: Final = 512
@@ -215,7 +217,12 @@ class ShardLinks:
 
     async def _accept(self, listening: socket.socket) -> None:
         while True:
-            opened, _ = await self._loop.sock_accept(listening)
+            try:
+                opened, _ = await self._loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("connections of other nodes cannot be accepted at the moment: %s", error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             _set_up(opened)
             self._run(self._receive_link(opened))
 
