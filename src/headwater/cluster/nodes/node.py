@@ -15,7 +15,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,10 +24,10 @@ from headwater.cluster.nodes.keeper import receive_answer, send_turn, start_keep
 from headwater.cluster.nodes.link_tls import link_tls
 from headwater.cluster.nodes.node_worker import NodeWorker
 from headwater.cluster.nodes.ownership import Standing, Turn
+from headwater.cluster.nodes.refusals import Refusals
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.supervisor import STOP_S, WorkerFailedError, WorkerProcess, WorkerSupervisor
 from headwater.cluster.worker import run_serving
-from headwater.core.errors import WorkerUnavailable
 from headwater.http.server import Reloader, address_of, announce, warn_of_exposure
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ STANDBY_S: Final = 5.0
 """A standby that ended is not started again before this time has passed since its start."""
 HAND_OVER_S: Final = 2.0
 """How long a shard that is handed over may take to complete its requests."""
-LINGER_S: Final = 1.0
-"""How long a refused connection stays open, so that its client can read the response."""
+LEAVE_S: Final = 1.0
+"""How long the keeper may take to report that the node has left."""
 _ANY: Final = frozenset(("0.0.0.0", "::", ""))
 
 
@@ -66,7 +65,7 @@ def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
 
 def _end_keeper(pid: int) -> None:
     """Give the keeper time to report that the node has left; an unresponsive Postgres must not delay the end."""
-    until_s = time.monotonic() + LINGER_S
+    until_s = time.monotonic() + LEAVE_S
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if time.monotonic() >= until_s:
             os.kill(pid, signal.SIGKILL)
@@ -99,14 +98,13 @@ class NodeSupervisor(WorkerSupervisor):
         self._move_until_s = 0.0
         self._is_move_ending = False
         self._leave_until_s: float | None = None
-        self._is_refusing = False
-        self._refused: list[tuple[float, socket.socket]] = []
 
     # -- hooks of the supervisor -----------------------------------------------------------------------------------
 
     def _start_all(self) -> None:
         self._selector.register(self._keeper, selectors.EVENT_READ, self._on_answer)
         self._inherited = (*self._inherited, self._keeper)
+        self._refusals = Refusals(self._listening, self._selector)
 
     def _turn(self, woken: socket.socket) -> None:
         super()._turn(woken)
@@ -114,7 +112,9 @@ class NodeSupervisor(WorkerSupervisor):
         self._ask(now_s)
         self._advance_move(now_s)
         self._advance_leaving(now_s)
-        self._refuse(now_s)
+        # Without a process that accepts them, the supervisor answers the clients.
+        should_refuse = self._drain_until_s is None and not any(worker.is_ready for worker in self._workers)
+        self._refusals.turn(now_s, should_refuse=should_refuse)
 
     def _run_worker(self, number: int, control: socket.socket) -> int:
         worker = NodeWorker(
@@ -306,46 +306,3 @@ class NodeSupervisor(WorkerSupervisor):
         is_done = not self._standing.held and not self._release and self._asked is None
         if is_done or now_s >= self._leave_until_s:
             super()._begin_drain()
-
-    # -- without a process that serves -----------------------------------------------------------------------------
-
-    def _refuse(self, now_s: float) -> None:
-        """Answer requests with 503 while no process of this node accepts them."""
-        should_refuse = self._drain_until_s is None and not any(worker.is_ready for worker in self._workers)
-        if should_refuse != self._is_refusing:
-            self._is_refusing = should_refuse
-            if should_refuse:
-                self._selector.register(self._listening, selectors.EVENT_READ, self._on_client)
-            else:
-                self._selector.unregister(self._listening)
-        while self._refused and self._refused[0][0] <= now_s:
-            self._refused.pop(0)[1].close()
-
-    def _on_client(self) -> None:
-        with suppress(BlockingIOError, ConnectionError):
-            while True:
-                client, _ = self._listening.accept()
-                client.setblocking(False)
-                self._refused.append((time.monotonic() + LINGER_S, client))
-                with suppress(OSError):
-                    client.send(_UNAVAILABLE)
-                    client.shutdown(socket.SHUT_WR)
-
-
-def _refusal() -> bytes:
-    body = msgspec.json.encode(
-        {
-            "type": "about:blank",
-            "title": "Service Unavailable",
-            "status": WorkerUnavailable.status,
-            "code": WorkerUnavailable.code,
-            "detail": "This node has no shards at the moment. Try again.",
-        }
-    )
-    return (
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
-        b"Cache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-
-
-_UNAVAILABLE: Final = _refusal()
