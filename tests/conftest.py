@@ -33,6 +33,7 @@ _counter = itertools.count()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", default=False, help="also run tests marked `long`, at full size")
     parser.addoption("--workers", default="", metavar="N", help="run the servers of the tests with N workers")
+    parser.addoption("--cluster", action="store_true", default=False, help="the shared server is a cluster of 3 nodes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,19 +79,26 @@ def cpu_share(pid: int, seconds: float = 0.5) -> float:
     return (after.user + after.system - before.user - before.system) / seconds
 
 
+SERVER_SETTINGS = {
+    "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "1",
+    "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "5",
+    "DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS": "true",
+}
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server shared by the whole run: memory mode, short waits. Use your own stream names on it.
 
     When all tests have used it, it must become idle: a timer that fires without end would show here.
     """
-    with serve(
-        DS_STORAGE__MODE="memory",
-        DS_LIMITS__MAX_MEMORY_BYTES=str(2**29),
-        DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
-        DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="5",
-        DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",
-    ) as running:
+    if request.config.getoption("--cluster"):
+        from tests.cluster.nodes.clusters import cluster_as_one_server
+
+        with cluster_as_one_server(SERVER_SETTINGS) as running:
+            yield running
+        return
+    with serve(DS_STORAGE__MODE="memory", DS_LIMITS__MAX_MEMORY_BYTES=str(2**29), **SERVER_SETTINGS) as running:
         yield running
         wait_until(lambda: cpu_share(running.pid) < 0.2, what="no work in a server that no test uses any more")
 

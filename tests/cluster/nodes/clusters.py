@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import signal
 import tempfile
@@ -20,6 +21,7 @@ from headwater.cluster.nodes.status import cluster_status
 from headwater.cluster.shards import ShardMap
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from tests.cluster.nodes.servers import replicated_postgres
+from tests.cluster.nodes.spreading import spread_over
 from tests.http.certificates import make_certificate
 from tests.ports import free_port
 from tests.seaweedfs import SeaweedFs, seaweedfs
@@ -184,3 +186,18 @@ def running_cluster(
         if nodes:
             cluster.wait_until_shared(*range(nodes))
         yield cluster
+
+
+@contextmanager
+def cluster_as_one_server(settings: Mapping[str, str]) -> Iterator[Server]:
+    """Three nodes with one address for tests that know a single server: each connection goes to the next node.
+
+    The leases are longer than a busy machine stops a node. The log is that of the first node.
+    """
+    with (
+        running_cluster({**settings, "DS_CLUSTER__LEASE_SECS": str(3 * LEASE_S)}) as cluster,
+        spread_over([cluster.url(number) for number in sorted(cluster.nodes)]) as url,
+    ):
+        server = copy.copy(cluster.nodes[0])
+        server.url = url
+        yield server
