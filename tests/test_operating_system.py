@@ -182,6 +182,18 @@ def test_macos_syncs_through_the_cache_of_the_drive(tmp_path: Path) -> None:
         assert calls == [(file.fileno(), 51)] * 2
 
 
+@BOTH
+def test_allocating_changes_neither_size_nor_content_and_never_fails(system: OperatingSystem, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    with path.open("r+b") as file:
+        system.allocate(file.fileno(), 0, 2**20)
+        status = os.fstat(file.fileno())
+    assert path.read_bytes() == b"abc"
+    assert (512 * status.st_blocks >= 2**20) == isinstance(system, Linux)
+    system.allocate(-1, 0, 2**20)
+
+
 def test_macos_falls_back_to_fsync_where_the_file_system_has_nothing_stronger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

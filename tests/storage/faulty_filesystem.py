@@ -444,6 +444,10 @@ class _FaultyAppender:
         assert len(parts) <= PARTS_MAX
         return self.write(b"".join(parts))
 
+    def allocate(self, offset: int, length: int) -> None:
+        """Do nothing: neither the content nor the size changes."""
+        assert not self._closed
+
     def sync(self) -> None:
         assert not self._closed
         self._filesystem.sync_file(self._file, self._path, self._life)

@@ -6,6 +6,7 @@ macOS has is passed in, so that its branch is tested on Linux too. It has not be
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -34,6 +36,7 @@ _TCP_KEEPALIVE: Final = 0x10
 _TCP_RXT_CONNDROPTIME: Final = 0x80
 _MACOS_OPEN_FILES: Final = 10_240
 """OPEN_MAX of macOS: it refuses a larger soft limit, although the hard limit says that there is none."""
+_FALLOC_FL_KEEP_SIZE: Final = 1
 _NOT_SUPPORTED: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY))
 
 
@@ -63,6 +66,10 @@ class OperatingSystem(Protocol):
 
     def sync_file(self, descriptor: int) -> None:
         """Make a file or a directory durable."""
+
+    def allocate(self, descriptor: int, offset: int, length: int) -> None:
+        """Reserve blocks of the disk for a range that will be written. Only a hint: it never fails, and never changes
+        the content or the size of the file."""
 
     def read_ahead(self, descriptor: int, offset: int, length: int) -> None:
         """Ask the system to read a range of a file soon. Only a hint: it never fails."""
@@ -105,6 +112,11 @@ class Linux:
 
     def sync_file(self, descriptor: int) -> None:
         os.fsync(descriptor)
+
+    def allocate(self, descriptor: int, offset: int, length: int) -> None:
+        # `os.posix_fallocate` changes the size, and writes to every block where a file system cannot allocate.
+        if (fallocate := _fallocate()) is not None:
+            fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, offset, length)
 
     def read_ahead(self, descriptor: int, offset: int, length: int) -> None:
         with suppress(OSError):
@@ -177,6 +189,9 @@ class MacOS:
             # Network and foreign file systems: there is nothing stronger.
             os.fsync(descriptor)
 
+    def allocate(self, descriptor: int, offset: int, length: int) -> None:
+        """Without `fallocate`, the blocks are allocated when they are written."""
+
     def read_ahead(self, descriptor: int, offset: int, length: int) -> None:
         """Without `posix_fadvise`, the read itself fetches the range."""
 
@@ -216,6 +231,15 @@ class MacOS:
     def detect_lost_peer(self, opened: socket.socket, idle_s: int, unanswered_s: int) -> None:
         _keep_alive(opened, _TCP_KEEPALIVE, idle_s)
         opened.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, unanswered_s)
+
+
+@cache
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    """The function of the C library; None if it has none."""
+    found = getattr(ctypes.CDLL(None), "fallocate", None)
+    if found is not None:
+        found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return found
 
 
 def _keep_alive(opened: socket.socket, idle_option: int, idle_s: int) -> None:

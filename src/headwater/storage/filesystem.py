@@ -48,6 +48,9 @@ class FileAppender(Protocol):
     def write_parts(self, parts: Sequence[Bytes]) -> int:
         """The same for parts that follow each other, at most `PARTS_MAX`."""
 
+    def allocate(self, offset: int, length: int) -> None:
+        """Reserve space for a range that will be written. Only a hint: the content and the size do not change."""
+
     def sync(self) -> None:
         """Make everything written so far survive a power loss (not the file's name: see `sync_directory`)."""
 
@@ -256,6 +259,9 @@ class _RealAppender:
 
     def write_parts(self, parts: Sequence[Bytes]) -> int:
         return os.writev(self._descriptor, parts)
+
+    def allocate(self, offset: int, length: int) -> None:
+        SYSTEM.allocate(self._descriptor, offset, length)
 
     def sync(self) -> None:
         SYSTEM.sync_data(self._descriptor)

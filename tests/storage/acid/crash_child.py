@@ -266,6 +266,7 @@ class Unsynced:
     def __init__(self, appender: FileAppender) -> None:
         self.write = appender.write
         self.write_parts = appender.write_parts
+        self.allocate = appender.allocate
         self.close = appender.close
 
     def sync(self) -> None:

@@ -43,6 +43,9 @@ class HeldAppender:
     def write_parts(self, parts: Sequence[Bytes]) -> int:
         return self._real.write_parts(parts)
 
+    def allocate(self, offset: int, length: int) -> None:
+        self._real.allocate(offset, length)
+
     def sync(self) -> None:
         assert self._allowed.wait(LIMIT_S), "the test never allowed this sync"
         self._real.sync()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.operating_system import SYSTEM
 from headwater.storage.arrival_times import TimeRun, TimeTable
 from headwater.storage.filesystem import Bytes, RealFilesystem
 from headwater.storage.packs import pack
@@ -60,3 +61,16 @@ def test_large_piece_is_written_from_where_it_is(tmp_path: Path, monkeypatch: py
     writer.add(1, 0, 0, [memoryview(large)], array("I", [len(large)]), times)
     assert uncopied >= len(large) - 2 * PAGE_BYTES
     writer.abandon()
+
+
+def test_blocks_of_a_large_extent_are_reserved_where_its_data_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[tuple[int, int]] = []
+    monkeypatch.setattr(SYSTEM, "allocate", lambda _, offset, length: reserved.append((offset, length)))
+    writer = PackWriter(RealFilesystem(), tmp_path, 1, 0, 1)
+    times = TimeTable(iter([TimeRun(1, 5)]))
+    writer.add(1, 0, 0, [b"small"], array("I", [5]), times)
+    extent = writer.add(2, 0, 0, [bytes(700_000)] * 3, array("I", [2_100_000]), times)
+    writer.finish()
+    assert reserved == [(extent.offset, extent.length)]
