@@ -1,8 +1,9 @@
 """The file of the journal's next segment, created in advance and, if the journal is synced, filled in advance.
 
 A sync of a file that grows makes the file system commit metadata as well; in a file that is overwritten it writes only
-data. So the next segment is a former segment that a checkpoint made unnecessary, or a file filled with
-zeros. Everything here runs on the store's worker, except `take` and `forget`.
+data. A write without a sync takes half the CPU time there, because blocks and pages exist. So the next segment is a
+former segment that a checkpoint made unnecessary, or, if the journal is synced, a file filled with zeros. Everything
+here runs on the store's worker, except `take` and `forget`.
 
 Invariants: the file has no valid header until the journal begins it; it is taken only once, and not filled after that.
 Its old content is never valid: the frames of a segment have its own random salt, and record numbers only grow (`replay`
@@ -35,10 +36,13 @@ class PreparedFile(NamedTuple):
 
 
 class NextSegment:
-    def __init__(self, filesystem: Filesystem, directory: Path, *, fill_bytes: int, header_bytes: int) -> None:
+    def __init__(
+        self, filesystem: Filesystem, directory: Path, *, segment_bytes: int, fills: bool, header_bytes: int
+    ) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        self._fill_bytes = fill_bytes
+        self._segment_bytes = segment_bytes
+        self._fills = fills
         self._header_bytes = header_bytes
         self._lock = threading.Lock()
         self._path: Path | None = None
@@ -68,7 +72,7 @@ class NextSegment:
     def wants_fill(self) -> bool:
         return (
             self._is_named
-            and self._fill_bytes > 0
+            and self._fills
             and not self._filled_bytes
             and not self._is_filling
             and not self._is_taken
@@ -101,8 +105,8 @@ class NextSegment:
             self._is_filling = False
             raise
         try:
-            for start in range(0, self._fill_bytes, FILL_STEP_BYTES):
-                write_whole(file, bytes(min(FILL_STEP_BYTES, self._fill_bytes - start)))
+            for start in range(0, self._segment_bytes, FILL_STEP_BYTES):
+                write_whole(file, bytes(min(FILL_STEP_BYTES, self._segment_bytes - start)))
                 file.sync()
                 yield
         except OSError as error:
@@ -111,7 +115,7 @@ class NextSegment:
             self._filesystem.truncate(path, 0)
             self._cannot_fill = True
         else:
-            self._filled_bytes = self._fill_bytes
+            self._filled_bytes = self._segment_bytes
         finally:
             file.close()
         self._is_filling = False
@@ -135,9 +139,9 @@ class NextSegment:
 
     def keep_spare(self, path: Path) -> bool:
         """Keep a segment that is no longer needed, to be overwritten later; False if it has to be removed."""
-        if not self._fill_bytes or len(self._spares) >= SPARES_MAX:
+        if len(self._spares) >= SPARES_MAX:
             return False
-        if not self._fill_bytes <= self._filesystem.size(path) <= 2 * self._fill_bytes:
+        if not self._segment_bytes <= self._filesystem.size(path) <= 2 * self._segment_bytes:
             return False
         self._spare_number += 1
         spare = self._directory / f"{SPARE_PREFIX}{self._spare_number}"

@@ -139,7 +139,7 @@ class FileJournal:
         # Read it now: later there may be no free descriptor.
         self._boot_id = filesystem.boot_id()
         self._next = NextSegment(
-            filesystem, directory, fill_bytes=self._segment_bytes if durable else 0, header_bytes=HEADER_BYTES
+            filesystem, directory, segment_bytes=self._segment_bytes, fills=durable, header_bytes=HEADER_BYTES
         )
         self._filled_bytes = 0
         """How far the current segment was written before it was begun."""
