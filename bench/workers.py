@@ -189,7 +189,8 @@ class Undisturbed:
 def cpu_of(server: Server) -> float:
     """User and system time of all processes of a server."""
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+    # The clock of each process: its times in /proc have a resolution of 10 ms, and an idle worker uses less.
+    return sum(time.clock_gettime(~process.pid << 3 | 2) for process in processes)
 
 
 async def load(per_connection: list[list[bytes]], server: Server, seconds: float) -> tuple[float, float, float]:

@@ -193,6 +193,22 @@ def test_event_streams_at_every_worker_have_every_message_in_order() -> None:
         assert texts == {"first;" + "".join(f"{number};" for number in range(20))}
 
 
+def test_delivery_lag_is_counted_by_the_worker_of_the_readers_only() -> None:
+    async def work(pair: Pair) -> None:
+        stream = pair.create("s")
+        found = await pair.followed.ready(0, "s")
+        assert found is not None
+        reader = Reader(pair.followed, found.stream)
+        lags = [engine.metrics.delivery_lag_seconds for engine in (pair.owner, pair.other)]
+        for number in range(1, 4):
+            pair.append("s", b"x")
+            await _until(lambda number=number: len(reader.data) == number)  # type: ignore[misc]
+            assert [sum(lag.counts) for lag in lags] == [0, number]
+        assert stream.relays == 1
+
+    _run(work)
+
+
 def test_long_polls_find_what_was_acknowledged_and_survive_the_owner(tmp_path: Path) -> None:
     name = name_in(1, 2, "polled")
     with (

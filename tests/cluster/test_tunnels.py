@@ -111,6 +111,22 @@ def test_request_that_crosses_the_drain_of_its_tunnel_gets_its_own_response() ->
     run(scene)
 
 
+def test_response_of_a_draining_owner_says_that_the_connection_is_closed() -> None:
+    async def scene(tunnelled: Tunnelled, peer: Peer) -> None:
+        assert await exchange(peer, request("PUT")) == (201, 0)
+        for number in range(3):
+            response, close = await Exchange(peer, request("POST", b"data"), frames.BEGIN).response
+            assert (b"\r\nConnection: close\r\n" in response, close) == (False, False)
+            assert status_and_tail(response) == (204, 4 * (number + 1))
+        tunnelled.context.draining = True
+        for number in range(3, 6):
+            response, close = await Exchange(peer, request("POST", b"data"), frames.BEGIN).response
+            assert (b"\r\nConnection: close\r\n" in response, close) == (True, True)
+            assert status_and_tail(response) == (204, 4 * (number + 1))
+
+    run(scene)
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_number_of_a_request_is_not_used_again(is_last: bool) -> None:
     async def scene(tunnelled: Tunnelled, peer: Peer) -> None:

@@ -26,6 +26,7 @@ BYTES = {"Content-Type": "application/octet-stream"}
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
     with serve(
+        DS_SERVER__WORKERS="1",  # What is limited here is the memory of one process.
         DS_LIMITS__MAX_STREAM_BYTES="0",
         DS_LIMITS__MAX_MEMORY_BYTES=str(512 * MIB),
         DS_LIMITS__MAX_REQUEST_BODIES_BYTES=str(32 * MIB),

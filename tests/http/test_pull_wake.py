@@ -53,7 +53,8 @@ def test_an_append_writes_one_wake_event(pool: Pool) -> None:
     assert pool.events() == [], "an empty stream has no pending work"
     stream.append("one")
     stream.append("two")
-    (event,) = wake_events(pool.http, pool.wake)
+    # With several workers, the worker that owns the wake stream writes it after the response to the append.
+    (event,) = wait_until(lambda: wake_events(pool.http, pool.wake))
     assert event == {
         "type": "wake",
         "subscription_id": pool.name,
@@ -66,7 +67,7 @@ def test_an_append_writes_one_wake_event(pool: Pool) -> None:
 
 def test_initial_content_is_pending_work(pool: Pool) -> None:
     stream = pool.stream("a").create("first")
-    assert pool.events() == [(stream.name, 1)]
+    assert wait_until(pool.events) == [(stream.name, 1)]
 
 
 def test_claim_lists_the_pending_streams(pool: Pool) -> None:
@@ -305,9 +306,8 @@ def test_reused_id_receives_nothing_of_the_deleted_subscription(pool: Pool) -> N
     pool.subscription.pull(pool.wake, f"{pool.name}/*")
     assert_error(pool.subscription.act("ack", old, acks=acks_of(old), done=True), 409, "FENCED")
     stream = pool.stream("b").create("x")
-    assert pool.events()[-1] == (stream.name, 1), (
-        "the wake stream accepts the new subscription's events from the first one"
-    )
+    # The wake stream accepts the new subscription's events from the first one.
+    wait_until(lambda: pool.events()[-1] == (stream.name, 1), what="the wake of the new subscription")
 
 
 def test_wake_lists_pending_streams_first_and_at_most_a_thousand(pool: Pool) -> None:

@@ -142,6 +142,7 @@ def test_memory_for_unread_responses_is_limited_and_the_longest_waiting_are_disc
     limit = 2 * 2**20
     with (
         serve(
+            DS_SERVER__WORKERS="1",  # The limit is that of one process.
             DS_LIMITS__MAX_STREAM_BYTES="0",
             DS_LIMITS__MAX_UNREAD_BYTES=str(limit),
             DS_SERVER__WRITE_TIMEOUT_SECS="600",

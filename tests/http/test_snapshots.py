@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -377,6 +378,10 @@ def test_snapshots_count_against_the_memory_limit_and_are_freed(small_server: Bu
         small_server.publish(THREE, bytes([number]) * MAX_BYTES)
 
 
+ONE_STORE: dict[str, Any] = {"DS_SERVER__WORKERS": "1"}
+"""For tests that look at the files of the store."""
+
+
 def blobs(directory: Path) -> list[Path]:
     return sorted((directory / "data" / "streams" / "blobs").iterdir())
 
@@ -387,7 +392,10 @@ def wait_for_blobs(directory: Path, count: int) -> None:
 
 
 def test_snapshots_survive_a_kill_and_only_the_latest_is_kept(tmp_path: Path, persistent_mode: str) -> None:
-    with serve(directory=tmp_path, DS_STORAGE__MODE=persistent_mode) as first, httpx.Client(base_url=first.url) as http:
+    with (
+        serve(directory=tmp_path, **ONE_STORE, DS_STORAGE__MODE=persistent_mode) as first,
+        httpx.Client(base_url=first.url) as http,
+    ):
         stream = Bucket(http, "bucket").create().stream("log").create()
         for text in ("one", "two", "three"):
             stream.append(text)
@@ -402,7 +410,7 @@ def test_snapshots_survive_a_kill_and_only_the_latest_is_kept(tmp_path: Path, pe
         (tmp_path / "data/streams/blobs/0123456789abcdee").write_bytes(b"orphan")
         first.kill()
     with (
-        serve(directory=tmp_path, DS_STORAGE__MODE=persistent_mode) as second,
+        serve(directory=tmp_path, **ONE_STORE, DS_STORAGE__MODE=persistent_mode) as second,
         httpx.Client(base_url=second.url) as http,
     ):
         stream = Bucket(http, "bucket").stream("log")
@@ -418,7 +426,7 @@ def test_snapshots_survive_a_kill_and_only_the_latest_is_kept(tmp_path: Path, pe
 
 def test_a_damaged_snapshot_is_never_served(tmp_path: Path) -> None:
     with (
-        serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as server,
+        serve(directory=tmp_path, **ONE_STORE, DS_STORAGE__MODE="file-durable") as server,
         httpx.Client(base_url=server.url) as http,
     ):
         stream = Bucket(http, "bucket").create().stream("log").create("one")
@@ -445,7 +453,7 @@ def test_a_damaged_snapshot_is_never_served(tmp_path: Path) -> None:
 
 def test_many_publishers_at_once_leave_one_snapshot(tmp_path: Path) -> None:
     with (
-        serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as server,
+        serve(directory=tmp_path, **ONE_STORE, DS_STORAGE__MODE="file-durable") as server,
         httpx.Client(base_url=server.url) as http,
     ):
         stream = Bucket(http, "bucket").create().stream("log").create()

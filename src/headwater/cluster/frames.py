@@ -29,7 +29,10 @@ CANCEL: Final = 6
 
 BEGIN_FOLLOW: Final = 7
 """A follower of many streams starts: the receiver sends the events of its streams, one in each DATA."""
-BEGINS: Final = frozenset((BEGIN, BEGIN_PLACED, BEGIN_FOLLOW))
+AHEAD: Final = 32
+"""Added to BEGIN or BEGIN_PLACED: earlier requests of the client's connection have no response yet. The body is sent at
+once, and its end after these responses."""
+BEGINS: Final = frozenset((BEGIN, BEGIN_PLACED, BEGIN_FOLLOW, BEGIN | AHEAD, BEGIN_PLACED | AHEAD))
 
 # From the owner to the worker that has the client.
 WHOLE: Final = 10

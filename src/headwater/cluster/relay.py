@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from headwater.cluster import frames
 from headwater.cluster.peers import NO_ORIGIN, RETRY, Peer, PeerLostError, Peers, TunnelClient
-from headwater.core.errors import WorkerUnavailable
+from headwater.cluster.uploads import RelayedUpload
+from headwater.core.errors import Refusal, WorkerUnavailable
+from headwater.engine.uploads import BlobUpload
 from headwater.http.connection import Connection
 from headwater.http.context import Context
 from headwater.http.deadlines import Deadline, Deadlines
@@ -24,7 +26,7 @@ from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import Channel
 from headwater.http.routing import Handler, Router
-from headwater.http.states import IDLE, LIVE
+from headwater.http.states import IDLE, LIVE, TAKE_REFUSED, WRITING
 
 MOVE_AFTER: Final = 16
 """Number of requests in a row for streams of one other worker after which a connection moves again."""
@@ -38,7 +40,7 @@ _SAFE: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 class RelayingConnection(Connection):
     """A connection whose requests other workers may process; such a response ends when that worker reports its end."""
 
-    __slots__ = ("_relay", "_streak", "_streak_owner", "has_moved", "is_movable", "origin")
+    __slots__ = ("_refused", "_relay", "_streak", "_streak_owner", "has_moved", "is_movable", "origin")
 
     def __init__(self, context: Context, router: Router, relay: Relay) -> None:
         super().__init__(context, router)
@@ -50,6 +52,8 @@ class RelayingConnection(Connection):
         self.has_moved = False
         self._streak = 0
         self._streak_owner = -1
+        self._refused = b""
+        """The response to an upload that its owner refused before the body was complete."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -112,6 +116,35 @@ class RelayingConnection(Connection):
             self._live = None
             self._is_last = self._is_last or close
             self._finish()
+
+    def begin_upload(self, head: Request) -> BlobUpload | None:
+        upload = super().begin_upload(head)
+        if isinstance(upload, RelayedUpload):
+            upload.on_response = partial(self._end_upload, upload)
+        return upload
+
+    def on_expect_continue(self) -> None:
+        upload = self._parser.upload
+        if isinstance(upload, RelayedUpload):
+            upload.on_continue = super().on_expect_continue  # Its owner may refuse it instead.
+        else:
+            super().on_expect_continue()
+
+    def _end_upload(self, upload: RelayedUpload, response: bytes) -> None:
+        """If the owner of an upload has refused it before its body is complete, do not read the rest."""
+        if self._parser.upload is upload:
+            self._refused = response
+            self._parser.refuse(unavailable(upload.worker, 0))  # Reads no more; the response is that of the owner.
+            self._serve()
+
+    def _answer_refused(self, refusal: Refusal) -> None:
+        if not self._refused:
+            super()._answer_refused(refusal)
+            return
+        self._writing = WRITING[self._writing][TAKE_REFUSED]
+        self._request = self._parser.refused_request()
+        self._transport.write(self._refused)
+        self._finish()
 
     def find_origin(self) -> bytes:
         """Find out the client's address, once, because that is a system call."""
@@ -385,13 +418,6 @@ def unavailable(worker: int, wait_s: float) -> WorkerUnavailable:
         + (f"was not restarted within {wait_s:g} seconds. Try again." if wait_s else "is being restarted. Try again."),
         RETRY,
     )
-
-
-def head_bytes(request: Request, *, chunked: bool) -> bytes:
-    """The head of a request whose body follows, chunked or with its Content-Length."""
-    fields = b"".join([b"%b: %b\r\n" % field for field in request.headers.items() if field[0] not in _NOT_RELAYED])
-    length = b"transfer-encoding: chunked" if chunked else b"content-length: " + request.headers[b"content-length"]
-    return b"%b %b HTTP/1.1\r\n%b%b\r\n\r\n" % (request.method, request.target, fields, length)
 
 
 def request_bytes(request: Request) -> bytes:

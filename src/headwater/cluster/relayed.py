@@ -49,6 +49,8 @@ class RelayedConnection(RelayingConnection):
     def begin(self, origin: bytes, data: bytes) -> None:
         """Process the request of this client."""
         self.origin = origin
+        if self._context.draining:
+            self._is_last = True
         if self._context.proxies:
             self._is_proxied = self._context.proxies.trusts(origin[1:].decode("latin-1").rpartition(":")[0])
         self.data_received(data)
@@ -63,6 +65,9 @@ class RelayedConnection(RelayingConnection):
             and not self._unparsed
             and not self._flow.reasons
         )
+
+    def _is_next(self) -> bool:
+        return not self._tunnel.is_ahead and super()._is_next()
 
     def _write_whole(self, response: Response) -> None:
         self._tunnel.is_whole = True
@@ -82,7 +87,7 @@ class Tunnel:
     connection_type: ClassVar[type[RelayedConnection]] = RelayedConnection
 
     __slots__ = ("_client", "_closing", "_connection", "_context", "_held", "_number", "_on_free", "_pauses",
-                 "_peer", "is_whole")  # fmt: skip
+                 "_peer", "is_ahead", "is_whole")  # fmt: skip
 
     def __init__(self, context: Context, router: Router, relay: Relay, on_free: Callable[[Tunnel, bool], None]) -> None:
         self._context = context
@@ -94,13 +99,15 @@ class Tunnel:
         self._held: bytes | None = None
         self.is_whole = False
         """Whether the next write is a whole response, which is sent together with its end."""
+        self.is_ahead = False
+        """Whether earlier requests of the client's connection may have no response yet."""
         self._closing = False
         self._pauses = 0
         self._connection = self.connection_type(context, router, relay, self)
 
-    def use(self, peer: Peer, number: int) -> Tunnel:
+    def use(self, peer: Peer, number: int, *, is_ahead: bool = False) -> Tunnel:
         """Serve a new request from now on."""
-        self._peer, self._number = peer, number
+        self._peer, self._number, self.is_ahead = peer, number, is_ahead
         return self
 
     # -- frames ----------------------------------------------------------------------------------------------------
@@ -224,15 +231,15 @@ class RelayServer:
     def open(self, peer: Peer, number: int, begin: int, data: bytes) -> TunnelServer | None:
         if begin == frames.BEGIN_FOLLOW:
             return self._following.serve(peer, number)
-        pool, context = self._pools[begin], self._context
-        if not context.observed and not self._has_proxies:
+        pool, context = self._pools[begin & ~frames.AHEAD], self._context
+        if not context.observed and not self._has_proxies and not context.draining:
             known = pool.router.head_cache.find(data)
             if known is not None and known.repeat is not None and b"origin" not in known.request.headers:
                 self._repeat(known, known.repeat, peer, number, data)
                 return None
         tunnel = pool.idle.pop() if pool.idle else Tunnel(context, pool.router, self._relay, pool.free)
         pool.busy.add(tunnel)
-        return tunnel.use(peer, number)
+        return tunnel.use(peer, number, is_ahead=begin & frames.AHEAD != 0)
 
     def _repeat(self, known: KnownHead, repeat: Repeat, peer: Peer, number: int, data: bytes) -> None:
         """Process an append whose head is known, without a tunnel: most of what is relayed are such appends."""

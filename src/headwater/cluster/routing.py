@@ -111,7 +111,7 @@ class WorkerRouter(Router):
         peer = self._relay.peers.get(owner)
         if peer is None:
             raise unavailable(owner, 0)
-        return RelayedUpload(peer, request, begin)
+        return RelayedUpload(peer, request, begin, is_next=is_next)
 
     def _at_home(self, context: Context, request: Request, route: Route, address: Address) -> Route:
         """The route of a stream that this worker is the home of: it may be placed at another worker."""

@@ -449,6 +449,7 @@ class Engine:
         stream.followers[follower] = reading
         if reading:
             stream.live_readers += 1
+            stream.relays += relaying
             if self.quota.namespaces is not None and not relaying:
                 self.quota.namespaces.add(stream.name, readers=1)
 
@@ -459,6 +460,7 @@ class Engine:
             # Before it stops counting: its reading is what has kept the window open until now.
             self.touch(stream)
             stream.live_readers -= 1
+            stream.relays -= relaying
             if self.quota.namespaces is not None and not relaying:
                 self.quota.namespaces.add(stream.name, readers=-1)
         if not stream.followers:

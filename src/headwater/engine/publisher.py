@@ -52,7 +52,10 @@ class StreamPublisher:
             if on_changed is not None and type(entry.record) is not Touch:
                 guarded(on_changed, stream)
             if stream.followers is not None and type(entry.record) is not Touch:
-                woken.setdefault(stream.id, (stream, entry.record.at_ms if type(entry.record) is Append else 0))
+                record = entry.record
+                # If only other workers follow the stream, they record the lag.
+                is_timed = len(stream.followers) > stream.relays
+                woken.setdefault(stream.id, (stream, record.at_ms if type(record) is Append and is_timed else 0))
         at_once = AT_ONCE_MAX
         for stream, arrived_ms in woken.values():
             followers = tuple(stream.followers or ())

@@ -40,6 +40,7 @@ class LiveStream(StreamState):
         "lineage",
         "live_readers",
         "producers_idle_ms",
+        "relays",
         "used_ms",
         "visible",
     )
@@ -59,6 +60,8 @@ class LiveStream(StreamState):
         self.lineage: Lineage | None = None
         """The location of the data before the stream's own; computed when it is first needed."""
         self.live_readers = 0
+        self.relays = 0
+        """Followers that serve the live readers of other workers."""
         self.producers_idle_ms = 0
         """No producer can be evicted before this time."""
         self.frame: object = None

@@ -256,18 +256,21 @@ class Connection(asyncio.Protocol):
 
     def on_expect_continue(self) -> None:
         # Only if this request is next: `100 Continue` must not be sent before an earlier response.
-        if self._writing is IDLE and not self._queue:
+        if self._is_next():
             self._transport.write(CONTINUE)
 
     def begin_upload(self, head: Request) -> BlobUpload | None:
-        is_next = self._writing is IDLE and not self._queue
-        upload = self._router.begin_upload(self._context, head, is_next=is_next)
+        upload = self._router.begin_upload(self._context, head, is_next=self._is_next())
         if upload is not None:
             upload.on_drained = partial(self._flow.release, UPLOAD_AHEAD)
         return upload
 
     def on_upload_ahead(self) -> None:
         self._flow.hold(UPLOAD_AHEAD)
+
+    def _is_next(self) -> bool:
+        """Whether all requests before the one that is being read have been answered."""
+        return self._writing is IDLE and not self._queue
 
     # -- the channel of a live response ----------------------------------------------------------------------------
 
