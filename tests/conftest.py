@@ -15,7 +15,8 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
-from tests.serving import Server, default_workers, serve
+from tests.serving import Server, default_workers
+from tests.shared_servers import shared_server
 from tests.waiting import wait_until
 
 pytest_plugins = ["tests.browser", "tests.distribution", "tests.spark.session"]
@@ -28,12 +29,14 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 _counter = itertools.count()
+SHARED_SERVERS = {"server", "ui_server", "roomy_server"}
+"""The fixtures that are a cluster with --cluster."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", default=False, help="also run tests marked `long`, at full size")
     parser.addoption("--workers", default="", metavar="N", help="run the servers of the tests with N workers")
-    parser.addoption("--cluster", action="store_true", default=False, help="the shared server is a cluster of 3 nodes")
+    parser.addoption("--cluster", action="store_true", help="run the tests of shared servers on three nodes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,13 +58,22 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --long, `long` tests are deselected (and counted as such), never reported as skipped."""
-    if config.getoption("--long"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("long") is not None]
+    """What does not run is deselected (and counted as such), never reported as skipped.
+
+    That is `long` tests without --long; with --cluster, `one_process` tests, and those that use no shared server.
+    """
+    with_cluster, with_long = config.getoption("--cluster"), config.getoption("--long")
+
+    def runs(item: pytest.Item) -> bool:
+        used = getattr(item, "fixturenames", ())
+        if with_cluster and (SHARED_SERVERS.isdisjoint(used) or item.get_closest_marker("one_process")):
+            return False
+        return bool(with_long) or item.get_closest_marker("long") is None
+
+    left_out = [item for item in items if not runs(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+        items[:] = [item for item in items if runs(item)]
 
 
 @pytest.fixture(scope="session")
@@ -79,26 +91,20 @@ def cpu_share(pid: int, seconds: float = 0.5) -> float:
     return (after.user + after.system - before.user - before.system) / seconds
 
 
-SERVER_SETTINGS = {
-    "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "1",
-    "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "5",
-    "DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS": "true",
-}
-
-
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server shared by the whole run: memory mode, short waits. Use your own stream names on it.
 
     When all tests have used it, it must become idle: a timer that fires without end would show here.
     """
-    if request.config.getoption("--cluster"):
-        from tests.cluster.nodes.clusters import cluster_as_one_server
-
-        with cluster_as_one_server(SERVER_SETTINGS) as running:
-            yield running
-        return
-    with serve(DS_STORAGE__MODE="memory", DS_LIMITS__MAX_MEMORY_BYTES=str(2**29), **SERVER_SETTINGS) as running:
+    with shared_server(
+        request.config,
+        DS_STORAGE__MODE="memory",
+        DS_LIMITS__MAX_MEMORY_BYTES=str(2**29),
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
+        DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="5",
+        DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",
+    ) as running:
         yield running
         wait_until(lambda: cpu_share(running.pid) < 0.2, what="no work in a server that no test uses any more")
 

@@ -165,6 +165,7 @@ def cpu_s(server: Server) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
+@pytest.mark.one_process
 def test_100_000_streams_are_created_counted_and_listed_in_order(server: Server, bucket: Bucket, long: bool) -> None:
     """Creation does not become slower, and the cost of a page depends on its size."""
     count = 100_000 if long else 10_000

@@ -85,6 +85,7 @@ def test_pipelined_responses_larger_than_any_buffer_are_complete(server: Server,
         assert all(connection.response().body == large for _ in range(5))
 
 
+@pytest.mark.one_process
 def test_half_closed_connection_still_gets_its_response(server: Server, stream: Stream) -> None:
     with connect(server) as connection:
         connection.send(encode("PUT", stream.path, headers=TEXT, body=b"data"))

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.serving import Server
+from tests.shared_servers import shared_server
 from tests.spark.session import HOW_TO_INSTALL, REPOSITORY
 from tests.vitest_run import node, require_npm_packages
 
@@ -23,7 +24,7 @@ except ImportError as error:
 
 assert pyspark.__version__ == "4.3.0", f"PySpark is {pyspark.__version__}, but 4.3.0 is pinned. {HOW_TO_INSTALL}"
 
-from tests.spark.streams import Streams, roomy  # noqa: E402 - what is missing must be said first
+from tests.spark.streams import ROOMY, Streams  # noqa: E402 - what is missing must be said first
 
 SPARK_TEST_TIMEOUT_S = 600
 
@@ -37,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def roomy_server() -> Iterator[Server]:
-    with roomy() as server:
+def roomy_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with shared_server(request.config, **ROOMY) as server:
         yield server
 
 

@@ -14,15 +14,18 @@ from tests.serving import Server, serve
 JSON = "application/json"
 
 
+ROOMY = {
+    "DS_STORAGE__MODE": "memory",
+    "DS_REGISTRY__ENABLED": "true",
+    "DS_LIMITS__MAX_STREAM_BYTES": "0",
+    "DS_LIMITS__MAX_MEMORY_BYTES": str(2**30),
+    "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "2",
+}
+"""The settings of a server with a registry and without the size limits of memory mode."""
+
+
 def roomy() -> AbstractContextManager[Server]:
-    """A server with a registry and without the size limits of memory mode."""
-    return serve(
-        DS_STORAGE__MODE="memory",
-        DS_REGISTRY__ENABLED="true",
-        DS_LIMITS__MAX_STREAM_BYTES="0",
-        DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),
-        DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
-    )
+    return serve(**ROOMY)  # type: ignore[arg-type]
 
 
 class Streams:

@@ -18,15 +18,17 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.browser import WAIT_MS
 from tests.serving import Server, serve
+from tests.shared_servers import shared_server
 from tests.ui.pages import Pages
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "ui"
 
 
 @pytest.fixture(scope="session")
-def ui_server() -> Iterator[Server]:
+def ui_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server with a registry, shared by the tests that do not stop it."""
-    with serve(
+    with shared_server(
+        request.config,
         DS_REGISTRY__ENABLED="true",
         DS_LIMITS__MAX_STREAM_BYTES="0",
         DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),

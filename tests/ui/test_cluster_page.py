@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from tests.ui.cluster_state import STATE
@@ -12,6 +13,7 @@ from tests.ui.conftest import Watched
 from tests.ui.pages import Pages
 
 
+@pytest.mark.one_process
 def test_server_that_is_not_a_node_has_no_link_to_a_cluster(ui: Pages) -> None:
     ui.open("#/cluster")
     expect(ui.page.locator("#no-cluster")).to_contain_text("not a node of a cluster")

@@ -194,8 +194,9 @@ def cluster_as_one_server(settings: Mapping[str, str]) -> Iterator[Server]:
 
     The leases are longer than a busy machine stops a node. The log is that of the first node.
     """
+    changed = {"DS_STORAGE__MODE": "cluster", "DS_CLUSTER__LEASE_SECS": str(3 * LEASE_S)}
     with (
-        running_cluster({**settings, "DS_CLUSTER__LEASE_SECS": str(3 * LEASE_S)}) as cluster,
+        running_cluster({**settings, **changed}) as cluster,
         spread_over([cluster.url(number) for number in sorted(cluster.nodes)]) as url,
     ):
         server = copy.copy(cluster.nodes[0])
