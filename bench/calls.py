@@ -155,14 +155,14 @@ async def count_appends(world: World, body: bytes, content_type: str = "text/pla
 
 async def count_json(world: World, *, compiled: bool) -> float:
     """Calls of an append of many JSON messages, in one of the two builds."""
-    chosen = native.split, native.scan, native.extend_ends
+    chosen = native.split, native.scan, native.extend_ends, native.offset_token
     if not compiled:
         native.split, native.scan = native.pure_split, native.pure_scan
-        native.extend_ends = native.pure_extend_ends
+        native.extend_ends, native.offset_token = native.pure_extend_ends, native.pure_offset_token
     try:
         return await count_appends(world, JSON_BATCH, "application/json")
     finally:
-        native.split, native.scan, native.extend_ends = chosen
+        native.split, native.scan, native.extend_ends, native.offset_token = chosen
 
 
 async def count_reads(world: World) -> float:

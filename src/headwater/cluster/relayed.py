@@ -234,7 +234,7 @@ class RelayServer:
         pool, context = self._pools[begin & ~frames.AHEAD], self._context
         if not context.observed and not self._has_proxies and not context.draining:
             known = pool.router.head_cache.find(data)
-            if known is not None and known.repeat is not None and b"origin" not in known.request.headers:
+            if known is not None and known.repeat is not None:
                 self._repeat(known, known.repeat, peer, number, data)
                 return None
         tunnel = pool.idle.pop() if pool.idle else Tunnel(context, pool.router, self._relay, pool.free)
@@ -249,7 +249,9 @@ class RelayServer:
         self._repeated += 1
         done = partial(self._complete, peer, number, known.operation, repeat.render, perf_counter())
         try:
-            repeat.begin(data[len(known.head) :], done)
+            rest = repeat.begin(data[len(known.head) :], done)
+            if rest is not None:
+                done(b"%b%b\r\n" % (repeat.beginning, rest))
         except Refusal as refusal:
             done(refusal)
         except Exception:
@@ -277,7 +279,8 @@ class RelayServer:
             peer.send(frames.WHOLE, number, beginnings[status] + headers + body)
         else:
             status = NO_CONTENT
-            peer.send(frames.WHOLE, number, b"%b%b\r\n" % (beginnings[NO_CONTENT], render(result)))
+            headers = result if type(result) is bytes else render(result)
+            peer.send(frames.WHOLE, number, b"%b%b\r\n" % (beginnings[NO_CONTENT], headers))
         context.metrics.count_request(operation, status, perf_counter() - began_s)
 
     @property

@@ -34,6 +34,7 @@ from headwater.engine.fences import Fences
 from headwater.engine.follows import Follows
 from headwater.engine.leases import WriterLeases
 from headwater.engine.metrics import Metrics
+from headwater.engine.plain_appends import PlainAppend, PlainAppends
 from headwater.engine.producer_limit import ProducerLimit
 from headwater.engine.publisher import StreamPublisher
 from headwater.engine.quota import (
@@ -67,6 +68,7 @@ from headwater.engine.sweeper import Sweeper
 from headwater.engine.write_gate import WriteGate
 from headwater.storage.blobs import BlobStore, MemoryBlobs
 from headwater.storage.interface import Storage, Usage
+from headwater.storage.memory import MemoryStorage
 
 log = logging.getLogger("headwater.engine")
 
@@ -150,6 +152,21 @@ class Engine:
         self.leases = WriterLeases(self, scheduler, limits.max_leases, limits.max_lease_ms)
         self.index = StreamIndex(self, self.publisher, scheduler)
         self.follows = Follows(self, scheduler, limits.max_followed_streams)
+        self.append_plain: PlainAppend = self._append_plain
+        """`append` for a request that has only a body and its type: most appends. Returns the next offset if the append
+        is complete, or None if the callback gets the result."""
+        if isinstance(storage, MemoryStorage):
+            self.append_plain = PlainAppends(
+                self.catalog.by_name,
+                self.server_streams,
+                self.fences.streams,
+                self.quota,
+                self.metrics,
+                clock,
+                self._committer,
+                storage,
+                self.append,
+            ).append
 
     # -- startup and shutdown --------------------------------------------------------------------------------------
 
@@ -299,8 +316,7 @@ class Engine:
             stream, content_type, body, producer, stream_seq, close, done, now_ms, by_server, messages, credentials
         )
 
-    def append_plain(self, name: str, content_type: str | None, body: bytes, done: OnAppended) -> None:
-        """`append` for a request that has only a body and its type: most appends."""
+    def _append_plain(self, name: str, content_type: str | None, body: bytes, done: OnAppended) -> None:
         now_ms = self._clock.now_ms()
         stream = self.catalog.by_name.get(name)
         if stream is None or stream.deleted or stream.mortal or name in self.server_streams:

@@ -150,6 +150,20 @@ class Quota:
         if metadata_bytes or (self._max_total_bytes and held + content_bytes > self._max_total_bytes):
             self.check(content_bytes, metadata_bytes)
 
+    def take(self, stream_bytes: int, content_bytes: int) -> None:
+        """`check_append` and `add` in one call, for content of a stream in a server without quotas of namespaces."""
+        content = self.content_bytes + content_bytes
+        if self._max_stream_bytes and stream_bytes + content_bytes > self._max_stream_bytes:
+            self.check_stream(stream_bytes + content_bytes)
+        limited = self.metadata_bytes
+        if self._max_total_bytes:
+            limited += content
+            if limited + self.content_elsewhere + self.metadata_elsewhere > self._max_total_bytes:
+                self.check(content_bytes)
+        self.content_bytes = content
+        if not self._watched_from <= limited <= self._watched_to and self.on_change is not None:
+            self.on_change()
+
     def check_stream(self, size: int) -> None:
         """Refuse an append that would make one stream larger than its limit."""
         limit = self._limits.max_stream_bytes

@@ -21,6 +21,7 @@ from headwater.http.responses import Deferred, Repeat, Response
 from headwater.http.splitting import Done, with_messages
 
 _HEADERS: Final = NO_STORE + NEXT_OFFSET
+_BEGINNING: Final = NO_STORE + b"Stream-Next-Offset: "
 _SPECIAL_HEADERS: Final = frozenset(
     (
         b"producer-id",
@@ -41,8 +42,10 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
     content_type = headers.get(b"content-type")
     if address.pattern == STREAM and len(request.body) <= STEP_BYTES and _SPECIAL_HEADERS.isdisjoint(headers):
         # Only outside buckets: a stream of a bucket is looked up in its bucket each time.
-        repeat = _repeat(context, address.name, content_type.decode("latin-1") if content_type is not None else None)
-        return Deferred(partial(repeat.begin, request.body), _render, None, repeat)
+        text = content_type.decode("latin-1") if content_type is not None else None
+        repeat = Repeat(partial(context.engine.append_plain, address.name, text), _BEGINNING, _headers)
+        first = partial(context.engine.append, address.name, text, request.body, None, None, False)
+        return Deferred(first, _render, None, repeat)
     producer = None
     if b"producer-id" in headers or b"producer-epoch" in headers or b"producer-seq" in headers:
         producer = parse_producer(
@@ -84,15 +87,6 @@ def credentials_of(request: Request) -> WriteCredentials | None:
         return WriteCredentials(token)
     scheme, _, bearer = (request.header(b"authorization") or "").partition(" ")
     return WriteCredentials(bearer.strip(), True) if scheme.lower() == "bearer" else None
-
-
-def _repeat(context: Context, name: str, content_type: str | None) -> Repeat:
-    append = context.engine.append_plain
-
-    def begin(body: bytes, done: Done) -> None:
-        append(name, content_type, body, done)
-
-    return Repeat(begin, _headers)
 
 
 def _append(append: Callable[..., None], messages: Messages | None, done: Done) -> None:

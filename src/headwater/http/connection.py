@@ -408,17 +408,25 @@ class Connection(asyncio.Protocol):
     def _answer_known(self, known: KnownHead, body: bytes) -> None:
         """Process a request whose head is cached, without the steps that depend only on the head."""
         repeat = known.repeat
-        if repeat is None or self._is_proxied or self._context.observed:
+        context = self._context
+        if repeat is None or self._is_proxied or self._is_last or context.observed:
             self._answer(known.request_with(body), known)
             return
         self._request = known.request
         self._operation = known.operation
         self._request_id = ""
-        self._began_s = perf_counter()
+        self._began_s = began_s = perf_counter()
         self._writing = SERVING
         self._repeat = repeat
         try:
-            repeat.begin(body, self._complete_known)
+            rest = repeat.begin(body, self._complete_known)
+            if rest is not None:
+                head = context.common_headers.beginnings[NO_CONTENT]
+                self._transport.write(b"%b%b%b\r\n\r\n" % (head, repeat.beginning, rest))
+                context.metrics.count_request(known.operation, NO_CONTENT, perf_counter() - began_s)
+                # `_finish` without what cannot be: no other request was received since.
+                self._writing = IDLE
+                self._since_s = context.now_s
         except Refusal as refusal:
             self._send(problem(refusal))
         except Exception as error:
@@ -433,7 +441,7 @@ class Connection(asyncio.Protocol):
                 self._send(problem(result))
                 return
             headers = self._repeat.render(result)
-            if self._is_last or b"origin" in self._request.headers:
+            if self._is_last:
                 self._write_whole(Response(NO_CONTENT, headers))
             else:
                 context = self._context
@@ -473,8 +481,9 @@ class Connection(asyncio.Protocol):
                     self._operation = response.operation
                 if known is not None:
                     known.operation = self._operation
-                    # A repetition skips these steps, and with them the count of connections.
-                    known.repeat = response.repeat if self._namespace is None else None
+                    # A repetition skips these steps, and with them the count of connections and the CORS headers.
+                    is_plain = self._namespace is None and b"origin" not in request.headers
+                    known.repeat = response.repeat if is_plain else None
                 response.begin(partial(self._complete, request, response.render))
             else:
                 self._send(response)

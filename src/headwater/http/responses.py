@@ -43,9 +43,12 @@ class PiecewiseResponse(msgspec.Struct, frozen=True):
 class Repeat(msgspec.Struct, frozen=True):
     """How to process another request that differs only in its body. The response is 204, or a refusal."""
 
-    begin: Callable[[bytes, Callable[[Any], None]], None]
+    begin: Callable[[bytes, Callable[[Any], None]], bytes | None]
+    """Returns the rest of the headers if the response is complete, or None if the callback gets the result."""
+    beginning: bytes
+    """The headers before that rest."""
     render: Callable[[Any], bytes]
-    """The headers of the response."""
+    """The headers of the response for the result."""
 
 
 class Deferred(msgspec.Struct, frozen=True):

@@ -33,13 +33,17 @@ class MemoryStorage:
         for record, removed in batch:
             if type(record) is Append:
                 if record.payload:
-                    self._tails[record.id].extend(record.payload, record.lengths, record.at_ms)
-                    self._bytes += len(record.payload)
+                    self.extend(record.id, record.payload, record.lengths, record.at_ms)
             elif type(record) is Create:
                 self._create(record)
             if removed:
                 for stream_id in removed:
                     self._bytes -= self._tails.pop(stream_id).size
+
+    def extend(self, stream_id: int, payload: bytes, lengths: Sequence[int], at_ms: int) -> None:
+        """Add messages to a stream, at once."""
+        self._tails[stream_id].extend(payload, lengths, at_ms)
+        self._bytes += len(payload)
 
     def boundary(self, stream_id: int, index: int) -> int | None:
         return self._tails[stream_id].boundary(index)

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 SplitBody: TypeAlias = Callable[[bytes], tuple[bytes, tuple[int, ...], bool] | None]
 ScanElements: TypeAlias = Callable[[bytes, int, int, int], tuple[bytes, tuple[int, ...], int, bool] | None]
 ExtendEnds: TypeAlias = Callable[["array[int]", Sequence[int], int], None]
+OffsetToken: TypeAlias = Callable[[int, int, int], bytes]
 
 
 def pure_split(body: bytes) -> None:
@@ -34,9 +35,15 @@ def pure_extend_ends(ends: array[int], lengths: Sequence[int], end: int) -> None
     ends.fromlist(added)
 
 
+def pure_offset_token(index: int, position: int, incarnation: int) -> bytes:
+    """The token of an offset (see `core/offsets`)."""
+    return b"%016x_%016x_%016x" % (index, position, incarnation)
+
+
 split: SplitBody = pure_split
 scan: ScanElements = pure_scan
 extend_ends: ExtendEnds = pure_extend_ends
+offset_token: OffsetToken = pure_offset_token
 if not os.environ.get("HEADWATER_PURE"):
     try:
         json_scan = import_module("headwater.core.native.json_scan")
@@ -45,5 +52,6 @@ if not os.environ.get("HEADWATER_PURE"):
         pass
     else:
         split, scan, extend_ends = json_scan.split, json_scan.scan, json_scan.extend_ends
+        offset_token = json_scan.offset_token
 
 BUILD: Final = "pure" if split is pure_split else "compiled"

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Split JSON bodies into stored messages, and note where messages end, without an object for each message.
+"""Split JSON bodies into stored messages, note where messages end, and format offsets, without an object for each part.
 
 The scanner accepts only what `msgspec` accepts too. For everything else, and for what it does not decide (errors, empty
 arrays, deep nesting, extreme numbers), it returns None, and the caller asks `msgspec`. So both builds accept and refuse
@@ -346,3 +346,25 @@ def extend_ends(array.array ends, lengths, unsigned long long end):
         end += length
         ends.data.as_ulonglongs[at] = end
         at += 1
+
+
+cdef inline void put_hex(unsigned char* at, uint64_t number) noexcept:
+    """Write 16 hexadecimal digits."""
+    cdef int i
+    cdef unsigned char digit
+    for i in range(15, -1, -1):
+        digit = number & 15
+        at[i] = digit + (48 if digit < 10 else 87)
+        number >>= 4
+
+
+def offset_token(uint64_t index, uint64_t position, uint64_t incarnation):
+    """The token of an offset (see `core/offsets`)."""
+    token = PyBytes_FromStringAndSize(NULL, 50)
+    cdef unsigned char* at = <unsigned char*> PyBytes_AS_STRING(token)
+    put_hex(at, index)
+    at[16] = 95
+    put_hex(at + 17, position)
+    at[33] = 95
+    put_hex(at + 34, incarnation)
+    return token
