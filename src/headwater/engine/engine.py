@@ -68,7 +68,6 @@ from headwater.engine.sweeper import Sweeper
 from headwater.engine.write_gate import WriteGate
 from headwater.storage.blobs import BlobStore, MemoryBlobs
 from headwater.storage.interface import Storage, Usage
-from headwater.storage.memory import MemoryStorage
 
 log = logging.getLogger("headwater.engine")
 
@@ -152,21 +151,21 @@ class Engine:
         self.leases = WriterLeases(self, scheduler, limits.max_leases, limits.max_lease_ms)
         self.index = StreamIndex(self, self.publisher, scheduler)
         self.follows = Follows(self, scheduler, limits.max_followed_streams)
-        self.append_plain: PlainAppend = self._append_plain
+        self.append_plain: PlainAppend = PlainAppends(
+            self.catalog.by_name,
+            self.server_streams,
+            self.fences.streams,
+            self.quota,
+            self.metrics,
+            clock,
+            self._gate,
+            self._committer,
+            storage,
+            self.append,
+            self._after_pending,
+        ).append
         """`append` for a request that has only a body and its type: most appends. Returns the next offset if the append
         is complete, or None if the callback gets the result."""
-        if isinstance(storage, MemoryStorage):
-            self.append_plain = PlainAppends(
-                self.catalog.by_name,
-                self.server_streams,
-                self.fences.streams,
-                self.quota,
-                self.metrics,
-                clock,
-                self._committer,
-                storage,
-                self.append,
-            ).append
 
     # -- startup and shutdown --------------------------------------------------------------------------------------
 
@@ -312,32 +311,6 @@ class Engine:
             except Refusal as refusal:
                 self._after_deletion(name, done, refusal)
                 return
-        self._append_to(
-            stream, content_type, body, producer, stream_seq, close, done, now_ms, by_server, messages, credentials
-        )
-
-    def _append_plain(self, name: str, content_type: str | None, body: bytes, done: OnAppended) -> None:
-        now_ms = self._clock.now_ms()
-        stream = self.catalog.by_name.get(name)
-        if stream is None or stream.deleted or stream.mortal or name in self.server_streams:
-            self.append(name, content_type, body, None, None, False, done)
-        else:
-            self._append_to(stream, content_type, body, None, None, False, done, now_ms, False, None, None)
-
-    def _append_to(
-        self,
-        stream: LiveStream,
-        content_type: str | None,
-        body: bytes,
-        producer: ProducerHeaders | None,
-        stream_seq: str | None,
-        close: bool,
-        done: OnAppended,
-        now_ms: int,
-        by_server: bool,
-        messages: Messages | None,
-        credentials: WriteCredentials | None,
-    ) -> None:
         claim = None
         try:
             if self.fences.streams and not by_server:

@@ -1,24 +1,27 @@
 """Appends that have only a body and its type, to streams without special state: most appends, in one step.
 
 Invariant: such an append has the same effect and result as in `Engine.append`; every other one is left to that. In
-`memory` it is complete at once, so there is no record of it, because only a journal and live readers need one.
+`memory` it is complete at once, and there is no record of it unless live readers need one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from headwater.core import native
 from headwater.core.content import split_json
 from headwater.core.errors import Refusal
+from headwater.core.records import Append
+from headwater.core.rules import AppendOutcome
 from headwater.engine.clock import Clock
-from headwater.engine.committer import LENGTH_BYTES, RECORD_OVERHEAD_BYTES, Committer
+from headwater.engine.committer import LENGTH_BYTES, RECORD_OVERHEAD_BYTES, CommitEntry, Committer
 from headwater.engine.metrics import Metrics
 from headwater.engine.quota import Quota
-from headwater.engine.results import OnAppended
+from headwater.engine.results import Appended, OnAppended
 from headwater.engine.stream import LiveStream
-from headwater.storage.interface import RECORD_MAX_BYTES
+from headwater.engine.write_gate import WriteGate
+from headwater.storage.interface import RECORD_MAX_BYTES, Storage
 from headwater.storage.memory import MemoryStorage
 
 PlainAppend: TypeAlias = Callable[[str, str | None, bytes, OnAppended], bytes | None]
@@ -27,15 +30,17 @@ PlainAppend: TypeAlias = Callable[[str, str | None, bytes, OnAppended], bytes | 
 class PlainAppends:
     def __init__(
         self,
-        by_name: dict[str, LiveStream],
+        by_name: Mapping[str, LiveStream],
         server_streams: Collection[str],
         fenced: Collection[int],
         quota: Quota,
         metrics: Metrics,
         clock: Clock,
+        gate: WriteGate,
         committer: Committer,
-        storage: MemoryStorage,
+        storage: Storage,
         append: Callable[..., None],
+        after_pending: Callable[[LiveStream, OnAppended, Refusal], None],
     ) -> None:
         self._by_name: Final = by_name
         self._server_streams: Final = server_streams
@@ -43,13 +48,18 @@ class PlainAppends:
         self._quota: Final = quota
         self._metrics: Final = metrics
         self._clock: Final = clock
+        self._gate: Final = gate
         self._committer: Final = committer
-        self._storage: Final = storage
+        self._memory: MemoryStorage | None = None
+        """Set in mode `memory`."""
+        if isinstance(storage, MemoryStorage) and not storage.waits_for_disk:
+            self._memory = storage
         self._append: Final = append
         """`Engine.append`."""
+        self._after_pending: Final = after_pending
 
     def append(self, name: str, content_type: str | None, body: bytes, done: OnAppended) -> bytes | None:
-        """Append; returns the next offset, or None if `done` is called with the result."""
+        """Append; returns the next offset if the append is complete, or None if `done` gets the result."""
         stream = self._by_name.get(name)
         quota = self._quota
         if (
@@ -59,12 +69,11 @@ class PlainAppends:
             or stream.closed
             or stream.deleted
             or stream.mortal
-            or stream.followers is not None
             or stream.ages is not None
             or stream.id in self._fenced
             or name in self._server_streams
-            or self._committer.publishes_all
             or quota.namespaces is not None
+            or len(body) > RECORD_MAX_BYTES // LENGTH_BYTES
         ):
             self._append(name, content_type, body, None, None, False, done)
             return None
@@ -72,26 +81,36 @@ class PlainAppends:
             try:
                 payload, lengths = split_json(body)
             except Refusal as refusal:
-                done(refusal)
+                self._after_pending(stream, done, refusal)
                 return None
         else:
             payload, lengths = body, (len(body),)
+        committer = self._committer
+        if not committer.batch_is_checked:
+            self._gate.check()
         size = len(payload)
         count = len(lengths)
-        index = stream.message_index + count
-        position = stream.byte_position + size
-        if RECORD_OVERHEAD_BYTES + size + LENGTH_BYTES * count > RECORD_MAX_BYTES:
-            self._append(name, content_type, body, None, None, False, done)
-            return None
-        quota.take(stream.byte_position - stream.floor_position, size)
+        start_index = stream.message_index
+        start_position = stream.byte_position
+        quota.take(start_position - stream.floor_position, size)
         # The times of a stream's messages never decrease, even if the clock is set back.
         at_ms = max(self._clock.now_ms(), stream.written_ms)
-        self._storage.extend(stream.id, payload, lengths, at_ms)
-        stream.message_index = stream.durable_index = index
-        stream.byte_position = stream.durable_position = position
+        stream.message_index = index = start_index + count
+        stream.byte_position = position = start_position + size
         stream.accessed_ms = stream.written_ms = at_ms
         metrics = self._metrics
         metrics.appends += 1
         metrics.append_bytes += size
         metrics.appended_messages += count
-        return native.offset_token(index, position, stream.id)
+        memory = self._memory
+        if memory is not None and stream.followers is None and not committer.publishes_all:
+            memory.extend(stream.id, payload, lengths, at_ms)
+            stream.durable_index = index
+            stream.durable_position = position
+            return native.offset_token(index, position, stream.id)
+        record = Append(stream.id, at_ms, start_index, start_position, payload, lengths)
+        result = Appended(AppendOutcome.ACCEPTED, index, position, False, None, stream.id)
+        stream.in_flight += 1
+        record_size = RECORD_OVERHEAD_BYTES + size + LENGTH_BYTES * count
+        committer.submit(CommitEntry(stream, record, (), done, result), record_size)
+        return None
