@@ -138,6 +138,17 @@ def test_ordinary_bodies_are_scanned(build: str) -> None:
         assert outcome(body) == outcome_of_decoder(body)
 
 
+@pytest.mark.parametrize(
+    "special", [b'"', b"\\n", b"\\", b"\x00", b"\x1f", b" ", "é".encode(), b"\xff", b"\x7f"], ids=repr
+)
+def test_special_bytes_are_seen_at_every_position(special: bytes) -> None:
+    """The scanner looks at several bytes at once."""
+    for length in range(50):
+        for at in range(length + 1):
+            body = b'["' + b"x" * at + special + b"y" * (length - at) + b'","z"]'
+            assert outcome(body) == outcome_of_decoder(body)
+
+
 def test_ends_are_extended_alike() -> None:
     generator = random.Random(7)
     for count in (0, 1, 2, 500):

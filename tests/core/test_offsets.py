@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.core import native
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, OffsetToken, format_token, parse_token, same_offset
 
 parts = st.integers(min_value=0, max_value=2**64 - 1)
@@ -105,3 +106,10 @@ def test_only_the_canonical_form_of_a_token_parses(text: str) -> None:
     if parsed is not None:
         suffix = "" if parsed.incarnation is None else f"_{parsed.incarnation:016x}"
         assert f"{parsed.offset}{suffix}" == text
+
+
+@given(parts, parts, parts)
+def test_native_token_is_the_formatted_one(index: int, position: int, incarnation: int) -> None:
+    expected = format_token(index, position, incarnation).encode()
+    assert native.offset_token(index, position, incarnation) == expected
+    assert native.pure_offset_token(index, position, incarnation) == expected
