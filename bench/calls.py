@@ -1,4 +1,4 @@
-"""Number of Python calls of one append, one read and one event to each live reader: a cost without noise.
+"""Number of Python calls of an append, a read, a delivery by long-poll and an event to each live reader: without noise.
 
     python -m bench.calls            print the counts
     python -m bench.calls --write    write them to bench/calls.json as the new limits
@@ -203,6 +203,30 @@ async def count_events(world: World) -> float:
     return counter.calls / (repeats * READERS)
 
 
+async def count_deliveries(world: World) -> float:
+    """Calls from an append until the response to a long-poll that waits for it."""
+    writer, transport = world.connect()
+    reader, received = world.connect()
+    await world.request(writer, transport, encode("PUT", "/v1/stream/p"), b"201")
+    append = encode("POST", "/v1/stream/p", b"x" * 100)
+    await world.request(writer, transport, append, b"204")
+    counter = Counter()
+    for _ in range(REPEATS):
+        offset = transport.written[-1].partition(b"Stream-Next-Offset: ")[2].partition(b"\r\n")[0].decode()
+        reader.data_received(encode("GET", f"/v1/stream/p?offset={offset}&live=long-poll"))
+        before = len(received.written)
+        counter.start()
+        writer.data_received(append)
+        counter.stop()
+        while len(received.written) == before:
+            counter.start()
+            await asyncio.sleep(0)
+            counter.stop()
+        assert received.written[-1].endswith(b"x" * 100)
+        await asyncio.sleep(0)  # A new turn of the reader's connection.
+    return counter.calls / REPEATS
+
+
 class WorkerPair:
     """Two workers of one server in this process. All names used here belong to worker 1; clients use worker 0."""
 
@@ -285,6 +309,8 @@ OPERATIONS: dict[str, tuple[str, Callable[[World], Any]]] = {
     "json-100-memory": ("memory", lambda world: count_json(world, compiled=False)),
     "read-memory": ("memory", count_reads),
     "read-durable": ("file-durable", count_reads),
+    "long-poll-memory": ("memory", count_deliveries),
+    "long-poll-durable": ("file-durable", count_deliveries),
     "fan-out-memory": ("memory", count_events),
     "fan-out-durable": ("file-durable", count_events),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from headwater.core import native
 from headwater.core.content import Messages
 from headwater.core.fencing import TOKEN_PREFIX, WriteCredentials
 from headwater.core.json_steps import STEP_BYTES
@@ -20,8 +21,7 @@ from headwater.http.request import Request
 from headwater.http.responses import Deferred, Repeat, Response
 from headwater.http.splitting import Done, with_messages
 
-_HEADERS: Final = NO_STORE + NEXT_OFFSET
-_BEGINNING: Final = NO_STORE + b"Stream-Next-Offset: "
+_BEGINNING: Final = NO_STORE + NEXT_OFFSET
 _SPECIAL_HEADERS: Final = frozenset(
     (
         b"producer-id",
@@ -95,7 +95,8 @@ def _append(append: Callable[..., None], messages: Messages | None, done: Done) 
 
 def _headers(appended: Appended) -> bytes:
     # `next_offset` inlined: every append passes here.
-    headers = _HEADERS % (appended.tail_index, appended.tail_position, appended.stream_id)
+    token = native.offset_token(appended.tail_index, appended.tail_position, appended.stream_id)
+    headers = b"%b%b\r\n" % (_BEGINNING, token)
     return headers + STREAM_CLOSED if appended.closed else headers
 
 

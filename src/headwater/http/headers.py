@@ -11,6 +11,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
+from headwater.core import native
 from headwater.core.offsets import Offset, format_token
 from headwater.http.origins import Origins
 
@@ -87,8 +88,7 @@ NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
 STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
 WRITE_FENCE: Final = b"Write-Fence: true\r\n"
 UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
-NEXT_OFFSET: Final = b"Stream-Next-Offset: %016x_%016x_%016x\r\n"
-"""A format for message index, byte position and incarnation."""
+NEXT_OFFSET: Final = b"Stream-Next-Offset: "
 JSON_TYPE: Final = b"Content-Type: application/json\r\n"
 _VARY_ORIGIN: Final = b"Vary: Origin\r\n"
 """Part of every response: the CORS headers depend on the origin, and caches must know that."""
@@ -154,7 +154,7 @@ def offset_text(stream_id: int, offset: Offset) -> str:
 
 def next_offset(stream_id: int, index: int, position: int) -> bytes:
     """The Stream-Next-Offset header: where to continue reading."""
-    return NEXT_OFFSET % (index, position, stream_id)
+    return b"%b%b\r\n" % (NEXT_OFFSET, native.offset_token(index, position, stream_id))
 
 
 def next_position(index: int) -> bytes:

@@ -89,7 +89,8 @@ class LongPoll(WaitingPoll):
         channel.respond(Response(NO_CONTENT, headers))
 
     def _cursor_header(self) -> bytes:
-        return header("Stream-Cursor", self._context.cursor(self._cursor))
+        context = self._context
+        return header("Stream-Cursor", context.current_cursor if self._cursor is None else context.cursor(self._cursor))
 
     def _forget(self) -> None:
         self._context.engine.unfollow(self._stream, self)
