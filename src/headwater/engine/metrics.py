@@ -13,6 +13,7 @@ BATCH_SIZE_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COMMIT_SECONDS_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 REQUEST_SECONDS_BOUNDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
+_FIRST_BOUND_S: Final = REQUEST_SECONDS_BOUNDS[0]
 LOOP_LAG_SECONDS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -98,5 +99,6 @@ class Metrics:
             self.requests.setdefault((operation, status), 1)
             histogram = self.request_seconds.setdefault(operation, Histogram(REQUEST_SECONDS_BOUNDS))
         # `observe` inlined: this runs for every request.
-        histogram.counts[bisect_left(REQUEST_SECONDS_BOUNDS, seconds)] += 1
+        bucket = bisect_left(REQUEST_SECONDS_BOUNDS, seconds) if seconds > _FIRST_BOUND_S else 0
+        histogram.counts[bucket] += 1
         histogram.total += seconds

@@ -73,6 +73,7 @@ _CLOSE: Final = b"Connection: close\r\n"
 _KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _END: Final = b"\r\n"
+_END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
@@ -422,7 +423,7 @@ class Connection(asyncio.Protocol):
             rest = repeat.begin(body, self._complete_known)
             if rest is not None:
                 head = context.common_headers.beginnings[NO_CONTENT]
-                self._transport.write(b"%b%b%b\r\n\r\n" % (head, repeat.beginning, rest))
+                self._transport.write(b"".join((head, repeat.beginning, rest, _END_OF_HEAD)))
                 context.metrics.count_request(known.operation, NO_CONTENT, perf_counter() - began_s)
                 # `_finish` without what cannot be: no other request was received since.
                 self._writing = IDLE
