@@ -10,8 +10,9 @@ tokens are parsed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 BEGINNING: Final = "-1"
 NOW: Final = "now"
@@ -19,8 +20,7 @@ NOW: Final = "now"
 _TOKEN: Final = re.compile(r"([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Offset:
+class Offset(msgspec.Struct, frozen=True, order=True, gc=False):
     """A position in a stream: ``message_index`` messages and ``byte_position`` stored bytes are before it."""
 
     message_index: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import Final, NamedTuple
+
+import msgspec
 
 from headwater.core.buckets import is_bucketed
 from headwater.core.errors import InvalidOffset, OffsetGone, StreamNotFound
@@ -39,8 +40,7 @@ class IncarnationSpan(NamedTuple):
     end: Offset
 
 
-@dataclass(frozen=True, slots=True)
-class ReadChunk:
+class ReadChunk(msgspec.Struct, frozen=True):
     """The result of one read: a run of messages, and its position in the stream."""
 
     stream: LiveStream

@@ -28,6 +28,8 @@ PARAMETERS: Final = frozenset(
     ("offset", LIVE, "cursor", "until", "splits", "frames", "since", "times", "find", "limit", "after", "prefix", LEASE)
 )
 """The query parameters of all routes; others are ignored."""
+_ENCODED: Final = {name.encode(): name for name in PARAMETERS}
+"""Their usual spelling; a client may also percent-encode them."""
 
 Handler: TypeAlias = Callable[[Context, Request, Address], AnyResponse]
 
@@ -115,7 +117,7 @@ def parse_query(raw: bytes) -> dict[str, str]:
     query: dict[str, str] = {}
     for field in raw.split(b"&"):
         encoded_name, _, encoded_value = field.partition(b"=")
-        name = _decoded(encoded_name)
+        name = _ENCODED.get(encoded_name) or _decoded(encoded_name)
         if name not in PARAMETERS:
             continue
         value = _decoded(encoded_value)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final, NamedTuple
+
+from msgspec import structs
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
@@ -276,7 +277,7 @@ class EventReader:
                 del lengths[STEP_MESSAGES:]
                 data = data[: sum(lengths)]
                 end = Offset(chunk.start.message_index + STEP_MESSAGES, chunk.start.byte_position + len(data))
-                chunk = replace(chunk, end=end, up_to_date=False, closed=False)
+                chunk = structs.replace(chunk, end=end, up_to_date=False, closed=False)
             # If there is more data, or may be soon, an incomplete character can still be completed.
             hold = not chunk.up_to_date or (self._holds and not chunk.closed)
             events = events_of(stream.type, data, lengths, chunk.start, hold=hold)
