@@ -12,7 +12,7 @@ MAPPED_MIN_BYTES: Final = 4 * 1024 * 1024
 """Blocks of this size have their own mapping, which grows without a copy. By default glibc raises this limit to 32 MiB
 once such a block was freed; then a large body is copied as it grows, which takes up to 50 ms."""
 KEPT_BYTES: Final = 128 * 1024 * 1024
-"""Free memory at the end of the heap that is kept: more than a checkpoint frees, because the next appends need it again.
+"""Free memory at the end of the heap that is kept: more than a checkpoint frees, because the next appends need it.
 If it is returned at once, every page of a body is mapped and cleared again, a tenth of the CPU time of 1 MiB bodies.
 `engine.memory` returns it after two seconds."""
 
