@@ -38,6 +38,8 @@ log = logging.getLogger("headwater.storage")
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes that are read from the journal at a time."""
+SKIP_BYTES: Final = 64 * 1024
+"""The same while batches are skipped: many small ones, or the header of a large one."""
 
 
 class Cut(NamedTuple):
@@ -206,12 +208,13 @@ class JournalReader:
         self._salt = 0
         self._lsn = -1
 
-    def batches(self, last_lsn: int) -> Iterator[Frame]:
-        """The batches up to record `last_lsn`, which must be in the journal."""
+    def batches(self, last_lsn: int, after_lsn: int = -1) -> Iterator[Frame]:
+        """The batches up to record `last_lsn`, which must be in the journal. Those that end with record `after_lsn` or
+        earlier are skipped: only their headers are read."""
         while self._lsn < last_lsn:
             mapped = self._filesystem.map(segment_path(self._directory, self._number))
             try:
-                for frame in self._frames(mapped):
+                for frame in self._frames(mapped, after_lsn):
                     yield frame
                     if self._lsn >= last_lsn:
                         return
@@ -220,13 +223,20 @@ class JournalReader:
             if self._lsn < last_lsn:
                 self._next_segment()
 
-    def _frames(self, mapped: MappedFile) -> Iterator[Frame]:
+    def _frames(self, mapped: MappedFile, after_lsn: int) -> Iterator[Frame]:
         size = len(mapped.view)
         if not self._offset:
             header = unpack_header(mapped.read(0, min(size, HEADER_BYTES)))
             if header is None:
                 raise CorruptError(f"{segment_path(self._directory, self._number)} has a damaged header.")
+            if self._lsn >= 0 and header.previous_lsn != self._lsn:
+                raise CorruptError(
+                    f"{segment_path(self._directory, self._number - 1)} ends or is damaged after record {self._lsn},"
+                    f" and the journal continues after record {header.previous_lsn}."
+                )
             self._offset, self._salt, self._lsn = HEADER_BYTES, header.salt, header.first_lsn - 1
+        if self._lsn < after_lsn:
+            self._skip(mapped, after_lsn)
         data, start = memoryview(b""), self._offset
         while True:
             frame = read_frame(data, self._offset - start, self._salt)
@@ -243,6 +253,21 @@ class JournalReader:
                 return
             start = self._offset
             data = memoryview(mapped.read(start, min(left, max(needed, READ_BYTES))))
+
+    def _skip(self, mapped: MappedFile, after_lsn: int) -> None:
+        """Continue after the batches that end with record `after_lsn` or earlier, as far as their headers agree."""
+        size = len(mapped.view)
+        data, start = b"", self._offset
+        while self._offset + FRAME.size <= size:
+            if self._offset + FRAME.size > start + len(data):
+                start = self._offset
+                data = mapped.read(start, min(size - start, SKIP_BYTES))
+            salt, _, length, number, entries = FRAME.unpack_from(data, self._offset - start)
+            end = self._offset + FRAME.size + length
+            if salt != self._salt or number != self._lsn + 1 or number + entries > after_lsn + 1 or end > size:
+                return
+            self._offset = end
+            self._lsn += entries
 
     def skip_to(self, number: int) -> None:
         """Continue with this segment or a later one. The files of earlier segments may be removed."""

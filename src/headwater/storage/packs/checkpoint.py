@@ -203,7 +203,7 @@ def _from_journal(
             catalog.apply(kept.state)
             known[stream_id] = kept.lsn
     reader = JournalReader(context.filesystem, context.journal_directory, context.manifest.segment)
-    for frame in reader.batches(max(lsn_by_stream.values())):
+    for frame in reader.batches(max(lsn_by_stream.values()), context.manifest.lsn):
         for logged in read_batch(frame):
             if not context.manifest.lsn < logged.lsn <= lsn_by_stream.get(logged.stream_id, 0):
                 continue
