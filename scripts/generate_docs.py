@@ -396,7 +396,8 @@ def _kills() -> str:
 
 CLUSTER_COUNTS = {
     "append": "appends",
-    "read": "reads and HEAD",
+    "read": "reads",
+    "tail": "HEAD",
     "events": "events",
     "fork trees": "trees of forks",
     "lifecycles": "streams created, closed and deleted by one client",

@@ -92,6 +92,7 @@ def test_every_event_has_its_stream_and_next_offset(
         assert following.next()["messages"] == [5]
 
 
+@pytest.mark.one_process
 def test_streams_are_named_with_their_offsets(
     server: Server, client: httpx.Client, make: Callable[..., Stream], prefix: str
 ) -> None:
@@ -248,6 +249,7 @@ def test_stream_recreated_while_disconnected_is_read_from_its_beginning(
         assert following.next()["messages"] == [2]
 
 
+@pytest.mark.one_process
 def test_offset_of_another_stream_is_reported_for_that_stream(
     server: Server, client: httpx.Client, make: Callable[..., Stream]
 ) -> None:

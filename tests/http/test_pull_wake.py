@@ -14,6 +14,9 @@ from tests.http.subscribing import Subscription, acks_of, assert_error, wake_eve
 from tests.serving import Server
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.one_process
+"""An event of another process is in the wake stream a moment after the append was acknowledged."""
+
 LEASE_S = 600
 
 
@@ -65,7 +68,6 @@ def test_an_append_writes_one_wake_event(pool: Pool) -> None:
     assert abs(event["ts"] - time.time() * 1000) < 60_000
 
 
-@pytest.mark.one_process
 def test_initial_content_is_pending_work(pool: Pool) -> None:
     stream = pool.stream("a").create("first")
     assert wait_until(pool.events) == [(stream.name, 1)]
@@ -122,7 +124,6 @@ def test_without_work_there_is_nothing_to_claim(pool: Pool) -> None:
     assert_error(pool.subscription.claim(), 409, "NO_PENDING_WORK")
 
 
-@pytest.mark.one_process
 def test_done_acks_and_ends_the_lease_and_the_next_append_wakes_again(pool: Pool) -> None:
     stream = pool.stream("a").create("one")
     claimed = pool.subscription.claimed()
@@ -136,7 +137,6 @@ def test_done_acks_and_ends_the_lease_and_the_next_append_wakes_again(pool: Pool
     assert pool.subscription.claimed()["generation"] == 2
 
 
-@pytest.mark.one_process
 def test_work_received_during_a_lease_is_the_next_wake(pool: Pool) -> None:
     stream = pool.stream("a").create("one")
     claimed = pool.subscription.claimed()
@@ -264,7 +264,6 @@ def test_webhooks_and_pull_wake_have_separate_actions(pool: Pool, stream_name: C
     assert_error(hook.act("release", claimed), 400, "INVALID_REQUEST")
 
 
-@pytest.mark.one_process
 def test_wake_stream_created_later_gets_the_event(client: httpx.Client, stream_name: Callable[[], str]) -> None:
     name = stream_name()
     subscription = Subscription(client, name).pull(f"{name}-wake", f"{name}/*")
@@ -274,7 +273,6 @@ def test_wake_stream_created_later_gets_the_event(client: httpx.Client, stream_n
     assert subscription.claimed()["generation"] == 1
 
 
-@pytest.mark.one_process
 def test_text_wake_stream_gets_one_line_per_event(client: httpx.Client, stream_name: Callable[[], str]) -> None:
     name = stream_name()
     wake = Stream(client, f"{name}-wake").create()
@@ -303,7 +301,6 @@ def test_cancelled_work_of_a_deleted_stream_does_not_block_the_next(pool: Pool) 
     assert pool.events() == [(gone.name, 1), (stream.name, 2)]
 
 
-@pytest.mark.one_process
 def test_reused_id_receives_nothing_of_the_deleted_subscription(pool: Pool) -> None:
     pool.stream("a").create("one")
     old = pool.subscription.claimed()

@@ -24,6 +24,7 @@ def pull(client: httpx.Client, id_: str, wake: str, **body: object) -> Subscript
     return Subscription(client, id_).create(type="pull-wake", wake_stream=wake, **body)
 
 
+@pytest.mark.one_process
 @pytest.mark.parametrize("how", ["explicit", "glob"])
 def test_a_stream_of_a_bucket_wakes_its_subscription(client: httpx.Client, bucket: Bucket, wake: str, how: str) -> None:
     old = bucket.stream("old").create("before")
