@@ -37,6 +37,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import obstore
+import psutil
 import psycopg
 import uvloop
 from tests.cluster.nodes.clusters import RunningCluster, running_cluster
@@ -129,6 +130,7 @@ def commits(url: str, shards: int, size: int, seconds: float) -> dict[str, float
 
     with ThreadPoolExecutor(shards) as threads:
         list(threads.map(commit, range(shards)))
+    time.sleep(0.2)  # Until the server has ended the processes of the connections.
     return summary(latencies_s, seconds)
 
 
@@ -137,7 +139,27 @@ def measure_commits(seconds: float, note: Callable[[str, object], None]) -> None
         with connect(postgres.url, "bench") as connection:
             create_tables(connection, "bench", max(shards for shards, _ in COMMITS))
         for shards, size in COMMITS:
-            note(f"commits of {size} bytes by {shards} shards", commits(postgres.url, shards, size, seconds))
+            before = [server_cpu(each.process) for each in postgres.servers]
+            found = commits(postgres.url, shards, size, seconds)
+            count = found["per_s"] * seconds
+            used = [
+                (server_cpu(each.process) - cpu) * 1000 / count
+                for each, cpu in zip(postgres.servers, before, strict=True)
+            ]
+            primary = used.pop(postgres.primary)
+            found |= {"primary_cpu_ms": round(primary, 3), "standby_cpu_ms": round(statistics.mean(used), 3)}
+            note(f"commits of {size} bytes by {shards} shards", found)
+
+
+def server_cpu(postmaster: subprocess.Popen[bytes] | None) -> float:
+    """CPU time of a Postgres server, also of connections that have ended."""
+    assert postmaster is not None
+    main = psutil.Process(postmaster.pid)
+    used = main.cpu_times()
+    ended: float = used.children_user + used.children_system
+    return ended + sum(
+        times.user + times.system for times in (used, *(each.cpu_times() for each in main.children(recursive=True)))
+    )
 
 
 def failovers(cluster: RunningCluster, kills: int) -> dict[str, float]:
@@ -342,8 +364,21 @@ def measure_appends(
     cluster: RunningCluster, runner: asyncio.Runner, seconds: float, note: Callable[[str, object], None]
 ) -> None:
     urls = [cluster.url(number) for number in range(3)]
+    names = [f"node-{number}" for number in range(3)]
+    primary = cluster.postgres.servers[cluster.postgres.primary].process
+
+    def used_s() -> tuple[float, float]:
+        return sum(cpu_of(cluster, name) for name in names), server_cpu(primary)
+
     for connections in (1, 32):
-        note(f"cluster, {connections}", runner.run(appends(urls, connections, seconds)))
+        before = used_s()
+        found = runner.run(appends(urls, connections, seconds))
+        # With those of the second before the measurement.
+        count = found["per_s"] * (seconds + 1)
+        nodes, database = ((end - begin) * 1000 / count for begin, end in zip(before, used_s(), strict=True))
+        note(
+            f"cluster, {connections}", {**found, "nodes_cpu_ms": round(nodes, 3), "primary_cpu_ms": round(database, 3)}
+        )
         try:
             note(f"INSERT, {connections}", inserts(cluster.postgres.url, connections, seconds))
         except psycopg.Error as error:
