@@ -55,7 +55,7 @@ def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
         tls.check()
     keeper, pid, opened = start_keeper(settings, name, owner, f"{host}:{settings.server.port}")
     try:
-        log.warning("the mode cluster is experimental: do not use it for data that you cannot lose")
+        log.warning("the mode cluster is experimental: keep a copy of data that you cannot lose")
         log.info("node %s of the cluster %s, which has %d shards", name, settings.cluster.name, opened.shards)
         NodeSupervisor(settings, load, opened.shards, keeper, host).run()
     finally:
