@@ -201,7 +201,6 @@ def test_2_2_the_client_may_wait_for_100_continue(server: Server, log_stream: Bu
     assert log_stream.snapshot(TWO).content == LARGE
 
 
-@pytest.mark.one_process
 @pytest.mark.parametrize(
     ("at", "length", "status"), [("zzz", 300_000, 400), (offset(9, 99), 300_000, 409), (TWO, 2**40, 413)]
 )
@@ -214,7 +213,6 @@ def test_2_2_a_refusal_is_sent_before_the_body(
         assert connection.response().status == status
 
 
-@pytest.mark.one_process
 def test_2_2_a_pipelined_snapshot_is_answered_in_order(server: Server, log_stream: BucketStream) -> None:
     """Pipelined: an append, a large snapshot at the new tail, and a read of it."""
     after = offset(4, 15)
