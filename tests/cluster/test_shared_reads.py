@@ -134,6 +134,22 @@ def test_all_readers_of_a_worker_share_one_follower_at_the_owner() -> None:
     _run(work)
 
 
+def test_reader_that_starts_while_much_is_sent_to_its_worker_finds_what_was_acknowledged() -> None:
+    async def work(pair: Pair) -> None:
+        stream = pair.create("s")
+        assert await pair.followed.ready(0, "s") is not None
+        peer = pair.peers[0].get(1)
+        assert peer is not None
+        peer.pause_writing()
+        pair.append("s", b"acknowledged")
+        found = await pair.followed.ready(0, "s")
+        assert found is not None
+        assert found.stream.durable_index == stream.durable_index == 1
+        peer.resume_writing()
+
+    _run(work)
+
+
 def test_readers_of_dropped_messages_are_not_served() -> None:
     async def work(pair: Pair) -> None:
         stream = pair.create("large")

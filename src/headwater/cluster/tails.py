@@ -84,7 +84,7 @@ class Tails:
         for stream_id in stream_ids:
             sent = self._sent.get((sender, stream_id))
             if sent is not None:
-                sent.wake()
+                sent.catch_up()
 
     def _leave(self, sender: int, stream_id: int) -> None:
         sent = self._sent.pop((sender, stream_id), None)
@@ -118,13 +118,16 @@ class SentTail:
         self._update(is_first=True)
 
     def wake(self) -> None:
-        if described(self.stream) == self._state:
-            return
         if not self._peer.is_congested:
-            self._update(is_first=False)
+            self.catch_up()
         elif not self._is_due:
             self._is_due = True
             self._tails.loop.call_later(CONGESTED_S, self._again)
+
+    def catch_up(self) -> None:
+        """Send what is new, also to a worker that does not keep up: its readers wait for what was acknowledged."""
+        if described(self.stream) != self._state:
+            self._update(is_first=False)
 
     def gone(self, refusal: Refusal) -> None:
         self._tails.forget(self)
