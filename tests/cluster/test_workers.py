@@ -280,6 +280,7 @@ def test_metrics_and_readiness_do_not_wait_for_a_stopped_worker(tmp_path: Path) 
 
 def test_death_of_a_worker_ends_a_server_in_memory() -> None:
     with serve(DS_SERVER__WORKERS="2") as server:
+        assert "all streams are lost when the server stops" in server.log()
         processes(server)[1].kill()
         assert server.process.wait(timeout=60) == 1
         message = "died, and with it its streams, because storage mode is memory"

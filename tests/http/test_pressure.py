@@ -131,7 +131,12 @@ def test_unfinished_snapshots_share_the_budget_of_bodies(tmp_path: Path) -> None
     """Each may wait for the disk in memory, however many connections there are."""
     most = str(4 * MIB)
     with (
-        serve(directory=tmp_path, DS_STORAGE__MODE="file-durable", DS_LIMITS__MAX_REQUEST_BODIES_BYTES=most) as server,
+        serve(
+            directory=tmp_path,
+            DS_SERVER__WORKERS="1",
+            DS_STORAGE__MODE="file-durable",
+            DS_LIMITS__MAX_REQUEST_BODIES_BYTES=most,
+        ) as server,
         httpx.Client(base_url=server.url) as http,
         ExitStack() as stack,
     ):

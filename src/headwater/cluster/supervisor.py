@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from headwater.cluster import messages
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.worker import run_worker
-from headwater.http.server import BACKLOG, address_of, announce, warn_of_exposure
+from headwater.http.server import BACKLOG, address_of, announce, warn_of_exposure, warn_of_loss
 from headwater.operating_system import SYSTEM
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ class WorkerSupervisor:
     def _announce_once(self) -> None:
         if not self._has_announced and all(worker.is_ready for worker in self._workers):
             self._has_announced = True
+            warn_of_loss(self._settings)
             warn_of_exposure(self._settings)
             log.info("%d workers share %d shards", self._map.workers, self._map.shards)
             announce(self._settings, address_of(self._settings, self._listening.getsockname()[1]))

@@ -13,6 +13,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
@@ -46,6 +47,7 @@ from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
 from headwater.engine.stream_index import StreamIndex
 from headwater.engine.subscriptions import Subscriptions
+from headwater.http.context import Context
 from headwater.http.metrics import ServerCollector
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Route, Router
@@ -115,6 +117,8 @@ class ServingWorker:
         self._serve = asyncio.Event()
         self._drain = asyncio.Event()
         self._stop = asyncio.Event()
+        self._abort: Callable[[], None] | None = None
+        """Aborts the connections of clients that have not ended in time."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._peers = Peers(number, shard_map.workers)
         self._hand_over: HandOver | None = None
@@ -186,6 +190,7 @@ class ServingWorker:
             )
             if telemetry is not None:
                 telemetry.start(ServerCollector(context).collect)
+            self._abort = partial(_abort_connections, context, self._number)
             repeated = [asyncio.create_task(sweep(context)), asyncio.create_task(usage.run())]
             await _either(self._drain, self._stop)
             context.draining = True
@@ -200,10 +205,6 @@ class ServingWorker:
                 await asyncio.sleep(DRAIN_CHECK_S)
             for task in repeated:
                 task.cancel()
-            if context.connections:
-                log.warning("aborted %d connections of worker %d", len(context.connections), self._number)
-                for connection in context.connections.all():
-                    connection.abort()
         finally:
             lag.stop()
             loop.remove_reader(self._control.fileno())
@@ -258,6 +259,9 @@ class ServingWorker:
                     self._drain.set()
                 case messages.Stop():
                     self._stop.set()
+                    # Now: when another worker stops, the requests that it has not completed end as well.
+                    if self._abort is not None:
+                        self._abort()
                 case messages.Reload():
                     self._reloader.reload()
                 case messages.ShardLease() as lease:
@@ -283,6 +287,13 @@ class ServingWorker:
             self._hand_over.connect(worker, socket.socket(fileno=moves))
         await asyncio.get_running_loop().create_unix_connection(lambda: peer, sock=opened)
         self._peers.connected(peer)
+
+
+def _abort_connections(context: Context, worker: int) -> None:
+    if context.connections:
+        log.warning("aborted %d connections of worker %d", len(context.connections), worker)
+        for connection in context.connections.all():
+            connection.abort()
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
