@@ -271,6 +271,13 @@ class Catalog(Generic[StreamT]):
         return tuple(gone)
 
 
+def apply_plain_append(stream: StreamState, messages: int, size: int, at_ms: int) -> None:
+    """Apply an append that has only data, to a stream that does not record the ages of its messages (`ages`)."""
+    stream.message_index += messages
+    stream.byte_position += size
+    stream.accessed_ms = stream.written_ms = at_ms
+
+
 def apply_append(stream: StreamState, record: Append) -> None:
     """Apply an append to its stream: what `Catalog.apply` does, if the stream is known already."""
     if record.message_index != stream.message_index or record.byte_position != stream.byte_position:
@@ -279,9 +286,7 @@ def apply_append(stream: StreamState, record: Append) -> None:
         )
     if stream.ages is not None:
         stream.ages.note(record.at_ms, stream.written_ms, stream.message_index, stream.byte_position)
-    stream.message_index += len(record.lengths)
-    stream.byte_position += len(record.payload)
-    stream.accessed_ms = stream.written_ms = record.at_ms
+    apply_plain_append(stream, len(record.lengths), len(record.payload), record.at_ms)
     if record.producer_id is not None:
         if stream.producers is None:
             stream.producers = {}

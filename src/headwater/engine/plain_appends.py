@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from headwater.core import native
+from headwater.core.catalog import apply_plain_append
 from headwater.core.content import split_json
 from headwater.core.errors import Refusal
 from headwater.core.records import Append
@@ -95,9 +96,9 @@ class PlainAppends:
         quota.take(start_position - stream.floor_position, size)
         # The times of a stream's messages never decrease, even if the clock is set back.
         at_ms = max(self._clock.now_ms(), stream.written_ms)
-        stream.message_index = index = start_index + count
-        stream.byte_position = position = start_position + size
-        stream.accessed_ms = stream.written_ms = at_ms
+        index = start_index + count
+        position = start_position + size
+        apply_plain_append(stream, count, size, at_ms)
         metrics = self._metrics
         metrics.appends += 1
         metrics.append_bytes += size
