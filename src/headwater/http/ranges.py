@@ -12,10 +12,11 @@ import re
 import sys
 from array import array
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Final
+
+from msgspec import structs
 
 from headwater.core.errors import BadRequest, InvalidOffset
 from headwater.core.offsets import NOW, Offset
@@ -94,7 +95,7 @@ def _until(context: Context, stream: LiveStream, start: Offset, token: str | Non
 def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset, max_bytes: int) -> ReadChunk:
     chunk = context.engine.reader.run(stream, start, until, max_bytes)
     at_tail = chunk.end.message_index == stream.durable_index
-    return replace(chunk, up_to_date=at_tail, closed=at_tail and stream.durable_closed)
+    return structs.replace(chunk, up_to_date=at_tail, closed=at_tail and stream.durable_closed)
 
 
 def _frames(context: Context, chunk: ReadChunk, with_times: bool) -> PiecewiseResponse:
