@@ -227,6 +227,8 @@ def test_streams_of_a_dead_worker_are_503_after_a_bounded_wait_and_others_are_se
         supervisor.suspend()
         try:
             dead.kill()
+            # While it is ending, it can still accept a connection, which is then closed.
+            wait_until(lambda: dead.status() == psutil.STATUS_ZOMBIE, what="the end of the worker")
             with _client(server) as other:
                 for method in ("GET", "POST"):
                     began_s = time.monotonic()
