@@ -37,13 +37,15 @@ class Shard:
         self._objects = objects
 
     @contextmanager
-    def opened(self, epoch: int, *, grace_s: float = 3600.0, keep_s: float = 0.0) -> Iterator[TieredRun]:
+    def opened(
+        self, epoch: int, *, grace_s: float = 3600.0, keep_s: float = 0.0, backlog_bytes: int = 2**30
+    ) -> Iterator[TieredRun]:
         with connect(self._running.url, "test") as connection:
             connection.execute("UPDATE headwater.shard SET epoch = %s WHERE id = %s", [epoch, self._number])
         journal = PostgresJournal(
             self._running.url, self._number, epoch, require_standby=False, is_ours=lambda: False, keep_s=keep_s
         )
-        tier = TierSettings(2**30, 2**30, grace_s, retry_s=0.02)
+        tier = TierSettings(2**30, backlog_bytes, grace_s, retry_s=0.02)
         directory = self._directory / str(epoch)
         with closing(journal):
             storage, files = open_replicated(self._objects, directory, tier, SMALL, epoch=epoch, replica=journal)
@@ -151,6 +153,28 @@ def test_journal_is_trimmed_once_the_object_store_has_it(store: Shard, objects: 
         assert store.batches() == 1
     with store.opened(2) as run:
         assert messages_of(run.storage, run.driver.catalog.by_id[stream.id]) == [*LARGE, b"more"]
+
+
+def test_writes_continue_without_the_object_store_until_its_backlog_is_full(
+    store: Shard, objects: SwitchedObjects
+) -> None:
+    """All of them stay in the journal in Postgres, because this disk may be lost."""
+    with store.opened(1, backlog_bytes=700_000) as run:
+        objects.is_down = True
+        first = run.driver.create("s", LARGE)
+        run.save()
+        assert run.storage.busy() is None
+        run.driver.create("t", LARGE)
+        run.save()
+        assert "wait for the object store" in (run.storage.busy() or "")
+        assert run.storage.refusal() is None, "reads work, and writes get a Retry-After"
+        assert store.batches() == 2
+    objects.is_down = False
+    with store.opened(2, backlog_bytes=700_000) as run:
+        assert messages_of(run.storage, run.driver.catalog.by_id[first.id]) == LARGE
+        run.store()
+        assert run.storage.busy() is None
+        assert store.batches() == 0
 
 
 def test_long_journal_becomes_several_segments(store: Shard) -> None:

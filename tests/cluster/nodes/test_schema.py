@@ -1,8 +1,17 @@
-"""The tables of a cluster in Postgres do not grow with the number of commits."""
+"""The tables of a cluster in Postgres do not grow with the number of commits, and a former primary is not used."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+
 from headwater.cluster.nodes.schema import Connection, connect, create_tables
+from headwater.stack.database import LocalPostgres
+from tests.cluster.nodes.servers import replicated_postgres
+from tests.ports import free_port
 from tests.postgres.databases import database
 from tests.waiting import wait_until
 
@@ -47,3 +56,27 @@ def one(connection: Connection, query: str) -> int:
     row = connection.execute(query).fetchone()
     assert row is not None
     return int(str(row[0]))
+
+
+@pytest.mark.long
+def test_former_primary_that_runs_again_is_not_used() -> None:
+    """It takes writes, because it does not know of the promotion; a copy of its data is started as it was."""
+    with replicated_postgres() as postgres:
+        former = postgres.servers[postgres.primary]
+        former.kill()
+        kept = Path(f"{former.directory}-kept")
+        subprocess.run(["cp", "-a", former.directory, kept], check=True)
+        (kept / "data" / "postmaster.pid").unlink(missing_ok=True)
+        postgres.watch()
+        again = LocalPostgres(kept, free_port(), settings=former.settings, sync=False, skips_set_up=True)
+        again.start()
+        try:
+            with connect(postgres.url, "test") as connection:
+                primary = connection.info.port
+            hosts = ",".join(f"127.0.0.1:{server.port}" for server in (again, *postgres.servers))
+            with connect(again.url.replace(f"127.0.0.1:{again.port}", hosts), "test") as connection:
+                assert connection.info.port == primary != again.port
+            with pytest.raises(psycopg.OperationalError, match=r"it is a former primary\. Rebuild it as a standby"):
+                connect(again.url, "test")
+        finally:
+            again.kill()
