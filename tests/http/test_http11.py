@@ -76,6 +76,7 @@ def test_pipelined_requests_are_answered_in_order(server: Server, stream: Stream
             assert connection.response().body == b"%03d;" % number
 
 
+@pytest.mark.one_process
 def test_pipelined_responses_larger_than_any_buffer_are_complete(server: Server, stream: Stream) -> None:
     large = bytes(range(256)) * 8000
     stream.create(large)
