@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -172,7 +172,7 @@ class LeakyReader(StreamReader):
         if stream.fork is not None and not stream.durable_closed:
             source = self._by_id.get(stream.fork.source_id)
             if source is not None and source.durable_index > stream.durable_index:
-                return replace(super().chunk(source, start, max_bytes), stream=stream)
+                return msgspec.structs.replace(super().chunk(source, start, max_bytes), stream=stream)
         return super().chunk(stream, start, max_bytes)
 
 

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-RESERVE: Final = 16
-"""Enough for a checkpoint: two packs, two manifests, the next log segment, and directories to sync."""
+RESERVE: Final = 32
+"""Enough to merge eight packs, which use two descriptors each, into two new ones, and to read others meanwhile. A checkpoint
+needs fewer: two packs, two manifests, the next log segment, and directories to sync."""
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 

@@ -14,8 +14,9 @@ from typing import Final, Protocol
 from headwater.core.records import ForkPoint
 from headwater.storage import extents
 from headwater.storage.arrival_times import TimeRun
+from headwater.storage.descriptor_reserve import EXHAUSTED
 from headwater.storage.extents import NO_EXTENTS, Extent
-from headwater.storage.interface import CorruptError
+from headwater.storage.interface import CorruptError, StorageError
 from headwater.storage.tail import TIME_RUN_BYTES, Tail
 
 TAIL_BYTES: Final = 400
@@ -258,6 +259,8 @@ class StreamData:
             try:
                 yield cold.run(stream_id, extent)
             except (OSError, CorruptError) as error:
+                if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                    raise StorageError(f"pack {extent.pack} cannot be opened at the moment: {error}") from error
                 raise DamagedRangeError(extent.position, f"pack {extent.pack} cannot be opened: {error}") from error
 
 

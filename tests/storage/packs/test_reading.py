@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from array import array
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +17,8 @@ from headwater.core.records import Append, Create
 from headwater.storage import extents
 from headwater.storage.arrival_times import TimeRun, TimeTable
 from headwater.storage.extents import Extent
-from headwater.storage.filesystem import RealFilesystem
-from headwater.storage.interface import Committed, CorruptError
+from headwater.storage.filesystem import MappedFile, RealFilesystem
+from headwater.storage.interface import Committed, CorruptError, StorageError
 from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.memory import MemoryStorage
 from headwater.storage.packs.pack import Pack, PackWriter
@@ -215,3 +218,61 @@ def test_a_long_read_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     pack.data(extent.offset, extent.offset + 4)
     assert not wanted, "looking up a boundary is not a long read"
     pack.close()
+
+
+class ScarceDescriptors(RealFilesystem):
+    """A file system on which at most `free` more files can be mapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = 1_000
+
+    def map(self, path: Path) -> MappedFile:
+        if self.free <= 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        self.free -= 1
+        return ReturningMapped(self, super().map(path))
+
+
+class ReturningMapped:
+    """A mapped file that is free for another one when it is closed."""
+
+    def __init__(self, filesystem: ScarceDescriptors, mapped: MappedFile) -> None:
+        self._filesystem = filesystem
+        self._mapped = mapped
+
+    def close(self) -> None:
+        self._mapped.close()
+        self._filesystem.free += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mapped, name)
+
+
+def test_packs_are_closed_for_others_without_descriptors_and_an_unread_pack_is_not_damage(tmp_path: Path) -> None:
+    filesystem = ScarceDescriptors()
+    storage = file_storage(
+        filesystem,
+        tmp_path,
+        durable=False,
+        settings=StoreSettings(hot_tail_bytes=1_000, reserve_bytes=0),
+    )
+    list(storage.recover())
+    created = Create(1, "s", 1, "text/plain")
+    records: list[Create | Append] = [created]
+    records += [Append(1, 1, number, 5_000 * number, b"%d" % number * 5_000, (5_000,)) for number in range(4)]
+    for count, record in enumerate(records, 1):
+        storage.write([Committed(record)])
+        storage.publish([Committed(record)])
+        maintain_until(storage, image_of(*records[:count]), lambda: storage.usage().memory_bytes == 0)
+    assert len(list((tmp_path / "packs").iterdir())) == 4
+    filesystem.free = 1
+    assert b"".join(storage.read(1, 0, 20_000)) == b"".join(b"%d" % number * 5_000 for number in range(4))
+    storage.read(1, 15_000, 20_000)
+    filesystem.free = -1  # The pack that is open is closed, and its descriptor is taken by something else.
+    with pytest.raises(StorageError) as raised:
+        storage.read(1, 0, 5_000)
+    assert not isinstance(raised.value, CorruptError)
+    filesystem.free = 1
+    assert b"".join(storage.read(1, 0, 5_000)) == b"0" * 5_000
+    storage.close()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from headwater.storage.descriptor_reserve import EXHAUSTED
 from headwater.storage.extents import EXTENT
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.packs.pack import Pack, PackInfo
@@ -90,14 +91,27 @@ class PackSet:
         """Open a pack; if too many are open, the least recently used one is closed."""
         pack = self._open.get(number)
         if pack is None:
-            pack = Pack(self._filesystem, self._directory, self._infos[number])
+            pack = self._opened(self._infos[number])
             self._open[number] = pack
             if len(self._open) > self._open_max:
-                _, oldest = self._open.popitem(last=False)
-                oldest.close()
+                self._close_oldest()
         else:
             self._open.move_to_end(number)
         return pack
+
+    def _opened(self, info: PackInfo) -> Pack:
+        """Open a pack; without a free descriptor, others are closed for it."""
+        while True:
+            try:
+                return Pack(self._filesystem, self._directory, info)
+            except OSError as error:
+                if error.errno not in EXHAUSTED or not self._open:
+                    raise
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        _, oldest = self._open.popitem(last=False)
+        oldest.close()
 
     @property
     def recent(self) -> list[int]:
