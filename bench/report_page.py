@@ -109,6 +109,10 @@ def tables(run: dict[str, Any]) -> str:
             lines.append(f"| {name} | {statistics.median(rates):,.0f} {spread} | {times} |")
         lines += [f"| {name} | failed | | | | |" for name in run["failures"].get(load, {})]
         lines.append("")
+        busy = {name: sum(one.get("busy", 0) for one in rounds) for name, rounds in servers.items()}
+        if any(busy.values()):
+            counts = ", ".join(f"{name} {count:,}" for name, count in busy.items() if count)
+            lines += [f"Responses 503 with `Retry-After`, in all rounds: {counts}.", ""]
     lines += [
         "**Ratios**",
         "",

@@ -1,7 +1,8 @@
 """The loads of `bench.report`: the requests of one client on one core to one server, and the measurements.
 
 Every load keeps one request in flight on each of its connections. A response that is not a success ends the run,
-because a rate with errors is meaningless.
+because a rate with errors is meaningless; only after a 503 with `Retry-After`, which is counted, the client pauses and
+continues.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.servers import Running
@@ -25,6 +26,8 @@ LARGE = b"x" * 2**20
 BATCH = 500
 TRIPS = 200
 EVENTS = 20
+BUSY_PAUSE_S = 0.005
+"""The pause of the client after a 503 with `Retry-After`."""
 EVENTS_MAX_S = 4.0
 """A fan-out ends after this time, even with few events."""
 CREATE_MAX_S = 30.0
@@ -45,6 +48,12 @@ class Sample:
     p999_us: float
     cpu_us: float
     """CPU time of the server per request, of all its threads."""
+    busy: int = 0
+    """Requests that were answered 503 with `Retry-After`, and sent again."""
+
+
+class BusyError(SystemExit):
+    """The server asks to send the request again later. Ends the run where a load does not do that."""
 
 
 class Connection:
@@ -91,8 +100,16 @@ class Connection:
             self._buffer = rest
             if head == b"0":  # An empty body in chunks, as Node sends it.
                 continue
+            if head[9:12] == b"503" and b"\r\nretry-after:" in head.lower():
+                self._skip(int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]))
+                raise BusyError(f"refused: {head[:200]!r}")
             _check(head)
             return head
+
+    def _skip(self, size: int) -> None:
+        while len(self._buffer) < size:
+            self._buffer += self._received()
+        self._buffer = self._buffer[size:]
 
     def body(self) -> int:
         """Read one response with its body; return the number of bytes received."""
@@ -215,7 +232,7 @@ def repeat(
 ) -> Sample:
     """Keep one request in flight on each connection until the time has passed; the messages are sent in turn."""
     took_s: list[float] = []
-    units, turn, waiting = 0.0, 0, len(links)
+    units, turn, busy, waiting = 0.0, 0, 0, len(links)
     by_descriptor = {link.descriptor: link for link in links}
     sent_s = dict.fromkeys(by_descriptor, 0.0)
     with select.epoll() as poller:
@@ -232,9 +249,15 @@ def repeat(
                 raise SystemExit("no response within 60 s")
             for descriptor, _event in ready:
                 link = by_descriptor[descriptor]
-                units += units_of(link)
-                now_s = time.perf_counter()
-                took_s.append(now_s - sent_s[descriptor])
+                try:
+                    units += units_of(link)
+                except BusyError:
+                    busy += 1
+                    time.sleep(BUSY_PAUSE_S)
+                    now_s = time.perf_counter()
+                else:
+                    now_s = time.perf_counter()
+                    took_s.append(now_s - sent_s[descriptor])
                 if now_s < ends_s:
                     sent_s[descriptor] = now_s
                     link.send(messages[turn % len(messages)])
@@ -243,7 +266,8 @@ def repeat(
                     waiting -= 1
                     poller.unregister(descriptor)
         elapsed_s = time.perf_counter() - began_s
-        return sample_of(units / elapsed_s, took_s, cpu_seconds(server.pid) - cpu_before_s)
+        sample = sample_of(units / elapsed_s, took_s, cpu_seconds(server.pid) - cpu_before_s)
+        return replace(sample, busy=busy)
 
 
 def delivery(mode: str) -> Load:
