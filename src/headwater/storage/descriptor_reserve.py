@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 RESERVE: Final = 32
-"""Enough to merge eight packs, which use two descriptors each, into two new ones, and to read others meanwhile. A checkpoint
-needs fewer: two packs, two manifests, the next log segment, and directories to sync."""
+"""Enough to merge eight packs, which use two descriptors each, into two new ones, and to read others meanwhile. A
+checkpoint needs fewer: two packs, two manifests, the next log segment, and directories to sync."""
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
