@@ -143,9 +143,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "peak_bytes": peaks,
         "disk": disk(arguments.seconds),
     }
-    if not arguments.no_scale:
-        result["scale"] = scale.run(full=arguments.full)
     return result
+
+
+def save(result: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def print_table(result: dict[str, Any]) -> None:
@@ -191,8 +194,11 @@ def main() -> None:
         write_page(json.loads(arguments.page.read_text()))
         return
     result = run(arguments)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, arguments.json)
+    if not arguments.no_scale:
+        # A failure here does not lose what was measured before.
+        result["scale"] = scale.run(full=arguments.full)
+        save(result, arguments.json)
     print_table(result)
 
 

@@ -30,7 +30,7 @@ BUSY_PAUSE_S = 0.005
 """The pause of the client after a 503 with `Retry-After`."""
 EVENTS_MAX_S = 4.0
 """A fan-out ends after this time, even with few events."""
-CREATE_MAX_S = 30.0
+CREATE_MAX_S = 300.0
 PIPELINED = 200
 HUGE = b"x" * (14 * 2**20)
 ECHO = "bare echo"
