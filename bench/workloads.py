@@ -1,8 +1,8 @@
 """The loads of `bench.report`: the requests of one client on one core to one server, and the measurements.
 
 Every load keeps one request in flight on each of its connections. A response that is not a success ends the run,
-because a rate with errors is meaningless; only after a 503 with `Retry-After`, which is counted, the client pauses and
-continues.
+because a rate with errors is meaningless; only after a 503 with `Retry-After`, which is counted, the connection pauses
+and continues.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import resource
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ BATCH = 500
 TRIPS = 200
 EVENTS = 20
 BUSY_PAUSE_S = 0.005
-"""The pause of the client after a 503 with `Retry-After`."""
+"""The pause of a connection after a 503 with `Retry-After`."""
 EVENTS_MAX_S = 4.0
 """A fan-out ends after this time, even with few events."""
 CREATE_MAX_S = 300.0
@@ -234,37 +235,40 @@ def repeat(
     took_s: list[float] = []
     units, turn, busy, waiting = 0.0, 0, 0, len(links)
     by_descriptor = {link.descriptor: link for link in links}
-    sent_s = dict.fromkeys(by_descriptor, 0.0)
+    sent_s: dict[int, float] = {}
+    pausing: deque[tuple[float, int]] = deque()
     with select.epoll() as poller:
         cpu_before_s, began_s = cpu_seconds(server.pid), time.perf_counter()
-        for descriptor, link in by_descriptor.items():
-            poller.register(descriptor, select.EPOLLIN)
-            sent_s[descriptor] = time.perf_counter()
-            link.send(messages[turn % len(messages)])
-            turn += 1
         ends_s = began_s + seconds
+
+        def send(descriptor: int) -> None:
+            nonlocal turn, waiting
+            sent_s[descriptor] = now_s = time.perf_counter()
+            if now_s < ends_s:
+                by_descriptor[descriptor].send(messages[turn % len(messages)])
+                turn += 1
+            else:
+                waiting -= 1
+                poller.unregister(descriptor)
+
+        for descriptor in by_descriptor:
+            poller.register(descriptor, select.EPOLLIN)
+            send(descriptor)
         while waiting:
-            ready = poller.poll(60)
-            if not ready:
+            ready = poller.poll(max(0.0, pausing[0][0] - time.perf_counter()) if pausing else 60)
+            if not ready and not pausing:
                 raise SystemExit("no response within 60 s")
             for descriptor, _event in ready:
-                link = by_descriptor[descriptor]
                 try:
-                    units += units_of(link)
+                    units += units_of(by_descriptor[descriptor])
                 except BusyError:
                     busy += 1
-                    time.sleep(BUSY_PAUSE_S)
-                    now_s = time.perf_counter()
+                    pausing.append((time.perf_counter() + BUSY_PAUSE_S, descriptor))
                 else:
-                    now_s = time.perf_counter()
-                    took_s.append(now_s - sent_s[descriptor])
-                if now_s < ends_s:
-                    sent_s[descriptor] = now_s
-                    link.send(messages[turn % len(messages)])
-                    turn += 1
-                else:
-                    waiting -= 1
-                    poller.unregister(descriptor)
+                    took_s.append(time.perf_counter() - sent_s[descriptor])
+                    send(descriptor)
+            while pausing and pausing[0][0] <= time.perf_counter():
+                send(pausing.popleft()[1])
         elapsed_s = time.perf_counter() - began_s
         sample = sample_of(units / elapsed_s, took_s, cpu_seconds(server.pid) - cpu_before_s)
         return replace(sample, busy=busy)
