@@ -70,6 +70,9 @@ class Prefork:
         words, environment, directory, descriptors = request
         pid = os.fork()
         if pid == 0:
+            # The fork says its process id itself: its program must be able to end it if this process is killed now.
+            with suppress(OSError):
+                connection.sendall(os.getpid().to_bytes(4, "big"))
             connection.close()
             self._become(words, environment, directory, descriptors)
         for number in descriptors:
@@ -77,8 +80,6 @@ class Prefork:
         self._forks[connection] = descriptor = SYSTEM.process_descriptor(pid)
         self._selector.register(connection, selectors.EVENT_READ, ("left", connection, pid))
         self._selector.register(descriptor, selectors.EVENT_READ, ("ended", connection, pid))
-        with suppress(OSError):
-            connection.sendall(pid.to_bytes(4, "big"))
 
     def _ended(self, connection: socket.socket, pid: int) -> None:
         descriptor = self._forks.pop(connection)
