@@ -16,6 +16,7 @@ from tests.crash.wire import Client, Lost, NotSent, Reply
 
 RETRY_S = 0.003
 TEXT = {"Content-Type": "text/plain"}
+WRITES = ("PUT", "POST", "DELETE")
 
 
 class Violation(AssertionError):
@@ -122,6 +123,9 @@ class Workload:
         self.counts: Counter[str] = Counter()
         self.busy: set[int] = set()
         """Statuses after which a request is repeated: those of a worker that is being restarted."""
+        self.several_servers = False
+        """Whether a repeated request can reach another process while the first one is delayed in a paused one."""
+        self._in_doubt: set[tuple[str, str]] = set()
         self._clients: list[Client] = []
 
     def client(self) -> Client:
@@ -151,14 +155,23 @@ class Workload:
             except Lost:
                 response_lost = True
                 self.counts["lost"] += 1
+                self._in_doubt.add((method, path))
                 continue
             if reply.status in self.busy:
+                self._in_doubt.add((method, path))
                 await asyncio.sleep(RETRY_S)
                 continue
             if reply.status not in wanted:
                 raise Violation(f"{method} {path} {dict(headers)}: {reply.status} {reply.body!r}, wanted {wanted}")
             self.counts["answered"] += 1
             return reply, response_lost
+
+    def can_follow(self, root: str, *methods: str) -> bool:
+        """Whether a write below this path may still be performed, although a repetition of it was answered."""
+        return self.several_servers and any(
+            method in (methods or WRITES) and (path == root or path.startswith(root + "/"))
+            for method, path in self._in_doubt
+        )
 
     async def ask(self, client: Client, method: str, path: str, wanted: set[int]) -> Reply:
         reply, _ = await self.request_until_answered(client, method, path, {}, b"", wanted)

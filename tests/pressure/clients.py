@@ -100,6 +100,7 @@ class FleetWorkload(Workload):
         super().__init__(0, fleet.dice)
         self._fleet = fleet
         self.busy = BUSY
+        self.several_servers = len(fleet.urls) > 1
 
     def client(self) -> Client:
         return self._fleet.link()
