@@ -45,7 +45,7 @@ def test_the_commands_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> N
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=240,  # it starts a whole stack
             )
             where = f"{page.name}, line {block.line}"
             assert done.returncode == 0, f"{where}: {done.stdout}\n{done.stderr}\n{made.logs()}"
