@@ -278,15 +278,23 @@ async def _once(fleet: Fleet, link: Link, kind: Kind, path: str, body: bytes = b
 # -- all together
 
 
+async def answered(client: Client, method: str, target: str, headers: Mapping[str, str] | None = None) -> Reply:
+    """Repeat a request until there is a response. A server that is healthy again may still be busy for a moment."""
+    while True:
+        with suppress(Lost, NotSent, TimeoutError):
+            reply = await client.request(method, target, headers)
+            if reply.status not in BUSY:
+                return reply
+        await asyncio.sleep(RETRY_S)
+
+
 async def set_up(fleet: Fleet, kept: int = 2) -> None:
     link = fleet.link()
     for _ in range(kept):
         path = fleet.fresh("kept")
-        while True:
-            with suppress(Lost, NotSent):
-                reply = await link.request("PUT", path, TEXT)
-                assert reply.status in {200, 201}, reply
-                break
+        reply = await answered(link, "PUT", path, TEXT)
+        if reply.status not in {200, 201}:
+            raise Violation(f"PUT {path}: {reply.status} {reply.body!r}")
         fleet.kept.append(path)
 
 
@@ -310,11 +318,7 @@ async def content(fleet: Fleet, path: str) -> bytes:
         body, token = bytearray(), "-1"
         async with asyncio.timeout(GIVE_UP_S):
             while True:
-                try:
-                    reply = await client.request("GET", f"{path}?offset={token}")
-                except (Lost, NotSent):
-                    await asyncio.sleep(RETRY_S)
-                    continue
+                reply = await answered(client, "GET", f"{path}?offset={token}")
                 if reply.status != 200:
                     raise Violation(f"GET {path}: {reply.status} {reply.body!r}")
                 body += reply.body

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.crash.wire import Client, Lost, NotSent, Reply
 from tests.crash.workload import Violation
+from tests.pressure.clients import answered
 from tests.pressure.disruptions import ACKS_MIN, DISRUPTIONS, run_disruptions
 from tests.pressure.history import History, Operation, Producer, check
 
@@ -245,3 +247,24 @@ def test_successive_incarnations_are_valid() -> None:
     story.create(b"two;")
     story.read(b"two;")
     check(story.history, {})
+
+
+class SlowlyHealthy(Client):
+    """Fails in each way before it answers."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Exception | int] = [NotSent(), Lost(), TimeoutError(), 503, 200]
+
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Reply:
+        found = self.attempts.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return Reply(found, {}, b"")
+
+
+def test_first_and_last_requests_of_a_run_wait_for_a_busy_server() -> None:
+    client = SlowlyHealthy()
+    assert asyncio.run(answered(client, "GET", "/v1/stream/kept")).status == 200
+    assert not client.attempts

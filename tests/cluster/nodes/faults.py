@@ -30,12 +30,15 @@ from tests.pressure import clients
 from tests.pressure.clients import Fleet, FleetWorkload
 from tests.pressure.disruptions import ALL_ACKED_S
 from tests.pressure.history import check
+from tests.waiting import LIMIT_S
 
 log = logging.getLogger(__name__)
 
 CALM_S = (0.2, 0.6)
 SETTINGS = {"DS_EXPIRY__SWEEP_INTERVAL_SECS": "0.2"}
 """Forks that expire are removed soon."""
+ENOUGH = {"work appended": 1.1, "acks": 0.1, "fork trees": 0.1, "lifecycles": 0.1}
+"""What the clients must have done, per fault, so that a run says something about it: a busy machine takes longer."""
 
 
 class ClusterScene:
@@ -82,7 +85,8 @@ async def kill_shard(scene: ClusterScene) -> None:
     if not children:
         return
     killed = scene.dice.choice(children)
-    killed.kill()
+    with suppress(psutil.NoSuchProcess):
+        killed.kill()
     if killed == children[0]:
         # Without its keeper a node ends, once it has closed its connections.
         await asyncio.to_thread(scene.cluster.nodes[number].process.wait)
@@ -96,12 +100,10 @@ async def pause_shard(scene: ClusterScene) -> None:
     children = scene.cluster.processes(scene.node())[2:]
     if children:
         process = scene.dice.choice(children)
-        process.suspend()
-        await scene.wait(1.2 * LEASE_S, 1.5 * LEASE_S)
-        try:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+            await scene.wait(1.2 * LEASE_S, 1.5 * LEASE_S)
             process.resume()
-        except psutil.NoSuchProcess:
-            return
 
 
 async def kill_primary(scene: ClusterScene) -> None:
@@ -195,6 +197,11 @@ async def endure_faults(cluster: RunningCluster, faults: list[str], seed: int) -
                 await FAULTS[name](scene)
             await scene.whole()
             await scene.wait(*CALM_S)
+            deadline_s = time.monotonic() + LIMIT_S
+            while any(workload.counts[what] < each * len(faults) for what, each in ENOUGH.items()):
+                if time.monotonic() > deadline_s:
+                    raise Violation(f"the clients make no progress after the last fault: {dict(workload.counts)}")
+                await scene.wait(*CALM_S)
             fleet.running = workload.running = False
             await subscription.wait_until_all_acked(ALL_ACKED_S)
             worker.cancel()

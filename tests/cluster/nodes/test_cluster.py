@@ -26,7 +26,7 @@ from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import StorageError
 from tests.cluster.nodes.clusters import LEASE_S, SECRET, RunningCluster, link_tls_settings, running_cluster
-from tests.cluster.nodes.faults import FAULTS, endure_faults
+from tests.cluster.nodes.faults import ENOUGH, FAULTS, endure_faults
 from tests.cluster.nodes.faults import SETTINGS as FAULT_SETTINGS
 from tests.cluster.nodes.spreading import spread_over
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
@@ -260,10 +260,10 @@ def test_no_fault_breaks_a_promise(cluster: RunningCluster) -> None:
 
 def check_faults(cluster: RunningCluster, faults: list[str], seed: int) -> None:
     counts = asyncio.run(endure_faults(cluster, faults, seed))
-    for what in ("append", "read", "tail", "create", "delete", "events", "work appended"):
+    for what in ("append", "read", "tail", "create", "delete", "events"):
         assert counts[what] > len(faults), f"too little {what} to judge by: {counts}"
-    for what in ("acks", "fork trees", "lifecycles"):
-        assert counts[what] >= len(faults) / 10, f"too little {what} to judge by: {counts}"
+    for what, each in ENOUGH.items():
+        assert counts[what] >= each * len(faults), f"too little {what} to judge by: {counts}"
 
 
 @pytest.mark.long
