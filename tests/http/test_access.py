@@ -86,6 +86,17 @@ def test_own_pages_can_use_the_api_also_behind_a_tls_proxy(named: Server) -> Non
 # -- Host
 
 
+@pytest.mark.parametrize("target", ["http://evil.example/v1/stream/{}", "http://localhost@evil.example/v1/stream/{}"])
+def test_host_in_the_target_takes_precedence_over_the_header(guarded: Server, server: Server, target: str) -> None:
+    with connect(server) as connection:
+        connection.send(encode("PUT", target.format("named"), headers=TEXT))
+        assert connection.response().status == 421
+    with stream_on(guarded, "named") as stream, connect(guarded) as connection:
+        headers = {"Authorization": f"Bearer {TOKEN}", **TEXT}
+        answer = connection.request("PUT", f"http://localhost{stream.path}", headers=headers)
+        assert answer.header("location") == f"https://streams.example.com{stream.path}"
+
+
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:4437", "localhost.evil.example", "127.0.0.1.evil.example", "a b"]
 )

@@ -123,6 +123,37 @@ def test_upgrade_offer_is_ignored(server: Server, stream: Stream, protocol: str)
         assert connection.request("GET", stream.path, headers=offer).body == b"hello world"
 
 
+def test_connection_close_is_honoured_with_an_upgrade_offer(server: Server, stream: Stream) -> None:
+    offer = {"Connection": "close, Upgrade", "Upgrade": "h2c"}
+    with connect(server) as connection:
+        answer = connection.request("PUT", stream.path, headers=TEXT | offer)
+        assert (answer.status, answer.header("connection")) == (201, "close")
+        assert connection.ends()
+
+
+def test_http_1_0_request_with_an_upgrade_offer_stays_http_1_0(server: Server, stream: Stream) -> None:
+    """So it needs no Host, its response is not chunked, and the connection ends after it."""
+    stream.create("one", headers=TEXT)
+    with connect(server) as connection:
+        target = f"{stream.path}?offset=-1&live=sse".encode()
+        connection.send(b"GET %b HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" % target)
+        _, status, fields = connection.response_head()
+        assert (status, dict(fields).get("transfer-encoding")) == (200, None)
+    with connect(server) as connection:
+        offer = {"Connection": "Upgrade", "Upgrade": "h2c"}
+        assert connection.request("GET", stream.path, headers=offer, version="1.0").body == b"one"
+        assert connection.ends()
+
+
+@pytest.mark.parametrize(
+    "target", ["http://localhost{}", "HTTPS://LOCALHOST:1{}?x=http://a", "http://[::1]{}?offset=-1"]
+)
+def test_target_may_be_a_complete_url(server: Server, stream: Stream, target: str) -> None:
+    stream.create("one", headers=TEXT)
+    with connect(server) as connection:
+        assert connection.request("GET", target.format(stream.path)).body == b"one"
+
+
 def test_the_connect_method_is_refused(server: Server) -> None:
     with connect(server) as connection:
         connection.send(b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost:80\r\n\r\n")

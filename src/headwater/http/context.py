@@ -244,10 +244,7 @@ class Context:
 
     def location(self, request: Request) -> bytes:
         """The URL of the request itself, with the configured base URL or the one that the client used."""
-        path = request.target.partition(b"?")[0]
-        if not path.startswith(b"/"):
-            return path
-        return self.base_url(request).encode("latin-1") + path
+        return self.base_url(request).encode("latin-1") + request.target.partition(b"?")[0]
 
     def base_url(self, request: Request) -> str:
         """The base URL of this server: the configured one, or the one that this client used."""

@@ -7,6 +7,7 @@ connection's queue. The first violation sets `refusal`, and everything after it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -43,6 +44,7 @@ from headwater.http.states import (
 
 _NO_HEADERS: Final[dict[bytes, bytes]] = {}
 _VERSIONS: Final = frozenset(("1.1", "1.0"))
+_ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]+)(.*)", re.DOTALL)
 UNCOUNTED_BODY_BYTES: Final = 16 * 1024
 """A body up to this size is not counted in the budget: the limit on connections limits their total."""
 BODY_PROGRESS_BYTES: Final = 16
@@ -317,6 +319,8 @@ class RequestParser:
         if version not in _VERSIONS:
             self.refuse(UnsupportedHttpVersion(f"HTTP/{version} is not supported; use HTTP/1.1."))
             return
+        if self._target[:1] != b"/":
+            self._take_absolute_target()
         refusal = self._check_head(self._method, self._target, headers)
         if refusal is not None:
             self.refuse(refusal)
@@ -395,6 +399,15 @@ class RequestParser:
             if self._chunked_quiet_bytes > self._limits.max_header_bytes:
                 self.refuse(self._headers_too_large())
 
+    def _take_absolute_target(self) -> None:
+        """Treat a target that is a complete URL as its path, and its host as the Host header (RFC 9112 §3.2.2): what is
+        checked and what is used later must be the same host."""
+        found = _ABSOLUTE.fullmatch(self._target)
+        if found is not None and b"host" in self._headers:
+            host, path = found.groups()
+            self._headers[b"host"] = host
+            self._target = path if path.startswith(b"/") else b"/" + path
+
     def _check_transfer_coding(self, value: bytes) -> bool:
         """Refuse codings other than `chunked`, and any in HTTP/1.0, which has none (RFC 9112 §6.1)."""
         if self._parser.get_http_version() == "1.0":
@@ -412,7 +425,8 @@ class RequestParser:
     def _read_without_upgrade(self) -> None:
         """Ignore an upgrade offer: parse the request again without it.
 
-        The parser stops at an offer and does not parse the body, so a new parser gets the head without the offer.
+        The parser stops at an offer and does not parse the body, so a new parser gets the head without the offer. The
+        version and the rest of `Connection` stay: they decide how the response is framed and when the connection ends.
         """
         self._upgrading = False
         method = self._parser.get_method()
@@ -424,8 +438,11 @@ class RequestParser:
                 )
             )
             return
-        kept = {name: value for name, value in self._headers.items() if name not in (b"upgrade", b"connection")}
-        head = b"%b %b HTTP/1.1\r\n" % (method, self._target)
+        kept = {name: value for name, value in self._headers.items() if name != b"upgrade"}
+        options = kept.pop(b"connection", b"").split(b",")
+        kept[b"connection"] = b",".join(option for option in options if option.strip().lower() != b"upgrade")
+        version = self._parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n" % (method, self._target, version)
         fields = b"".join(b"%b: %b\r\n" % field for field in kept.items())
         if self.upload is not None:
             self.upload.abandon()
