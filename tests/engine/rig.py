@@ -84,6 +84,12 @@ class Rig:
         who = ProducerHeaders(*producer) if producer is not None else None
         return self._asked(lambda done: self.engine.append(name, TEXT, body, who, None, close, done))
 
+    def append_in_sequence(self, name: str, stream_seq: str) -> list[object]:
+        """Append with a `Stream-Seq`, and wait until that is durable."""
+        answers = self._asked(lambda done: self.engine.append(name, TEXT, b"x", None, stream_seq, False, done))
+        self.scheduler.settle()
+        return answers
+
     def delete(self, name: str) -> list[object]:
         return self._asked(lambda done: self.engine.delete(name, done))
 

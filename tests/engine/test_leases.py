@@ -16,7 +16,7 @@ from headwater.core.errors import (
     StreamNotFound,
     TooManyLeases,
 )
-from headwater.core.leases import LeaseTerms
+from headwater.core.leases import LeaseTerms, encode_terms
 from headwater.engine.leases import LEASE_PREFIX, RETRY_MS, LeaseView
 from headwater.engine.quota import EngineLimits
 from tests.engine.rig import Rig, status
@@ -222,7 +222,8 @@ def test_expiry_does_not_affect_a_writer_with_a_newer_epoch() -> None:
     rig.created("a")
     rig.post("a", b"x", ("p", 0, 0))
     acquire(rig, terms(producer_id="p"))
-    rig.engine.leases._by_stream[rig.engine.look_up("a").id].terms = terms(producer_id="p", epoch=1)
+    key = rig.engine.leases._by_stream[rig.engine.look_up("a").id].key
+    rig.engine.put_document(key, encode_terms(terms(producer_id="p", epoch=1)), None, None)
     rig.post("a", b"y", ("p", 5, 0))
     rig.scheduler.settle()
     pass_time(rig, TTL_MS + 1)
@@ -300,3 +301,15 @@ def test_only_an_open_stream_has_a_lease() -> None:
     rig.created("a", closed=True)
     with pytest.raises(StreamClosed):
         acquire(rig, terms())
+
+
+@DISK
+def test_last_message_is_in_memory_once(disk: bool) -> None:
+    """It may have 64 KiB, and there may be 10,000 leases; the limit on memory counts it in its document."""
+    rig = Rig(disk=disk)
+    stream = rig.created("a")
+    final = b"f" * 60_000
+    acquire(rig, terms(final=final))
+    assert rig.engine.leases._by_stream[stream.id].terms.final == b""
+    pass_time(rig, TTL_MS)
+    assert rig.read("a") == final

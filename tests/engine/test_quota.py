@@ -9,7 +9,7 @@ from headwater.core.errors import MemoryFull
 from headwater.engine.buckets import BucketState
 from headwater.engine.engine import Engine
 from headwater.engine.quota import PRODUCER_BYTES, STREAM_BYTES, EngineLimits, document_bytes, stream_bytes
-from tests.engine.rig import Rig, status
+from tests.engine.rig import TEXT, Rig, status
 from tests.engine.seams import JournalStorage, ManualClock, ManualScheduler
 
 DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
@@ -18,7 +18,7 @@ DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 @DISK
 @pytest.mark.parametrize("limit", ["max_total_bytes", "max_metadata_bytes"])
 def test_empty_streams_are_limited(disk: bool, limit: str) -> None:
-    bound = 3 * stream_bytes("a")
+    bound = 3 * stream_bytes("a", TEXT)
     limits = (
         EngineLimits(max_total_bytes=bound) if limit == "max_total_bytes" else EngineLimits(max_metadata_bytes=bound)
     )
@@ -35,7 +35,7 @@ def test_empty_streams_are_limited(disk: bool, limit: str) -> None:
 
 @DISK
 def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> None:
-    rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a")))
+    rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a", TEXT)))
     rig.created("a", b"x" * 100_000)
     rig.post("a", b"x" * 100_000)
     rig.scheduler.settle()
@@ -45,7 +45,7 @@ def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> Non
 
 @DISK
 def test_producers_count_as_metadata(disk: bool) -> None:
-    rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a") + 2 * PRODUCER_BYTES))
+    rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a", TEXT) + 2 * PRODUCER_BYTES))
     rig.created("a")
     answers = [rig.post("a", b"x", (producer, 0, 0)) for producer in ("p", "q")]
     rig.scheduler.settle()
@@ -56,8 +56,26 @@ def test_producers_count_as_metadata(disk: bool) -> None:
     assert status(again) is None
 
 
-def test_names_count_as_metadata() -> None:
-    assert stream_bytes("x" * 1000) == STREAM_BYTES + 1000
+def test_names_and_content_types_count_as_metadata() -> None:
+    assert stream_bytes("x" * 1000, "text/plain") == STREAM_BYTES + 1010
+
+
+@DISK
+def test_sequence_values_count_as_metadata(disk: bool) -> None:
+    """A client chooses how long they are, and each stream keeps its last one."""
+    rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=2 * stream_bytes("a", TEXT) + 1000))
+    rig.created("a")
+    rig.created("b")
+    assert status(rig.append_in_sequence("a", "1" * 900)) is None
+    assert status(rig.append_in_sequence("b", "1" * 900)) == 413
+    # The next value replaces it.
+    assert status(rig.append_in_sequence("a", "2" * 100)) is None
+    assert status(rig.append_in_sequence("b", "1" * 900)) is None
+    assert rig.engine.quota.metadata_bytes == 2 * stream_bytes("a", TEXT) + 1000
+    rig.delete("a")
+    rig.delete("b")
+    rig.scheduler.settle()
+    assert rig.engine.quota.metadata_bytes == 0
 
 
 @DISK
@@ -74,7 +92,7 @@ def test_deletions_free_their_metadata(disk: bool) -> None:
     bucket = buckets[0]
     assert isinstance(bucket, BucketState)
     key = document_key("bucket")
-    expected = sum(stream_bytes(name) for name in ("a", "b", "expiring")) + 2 * PRODUCER_BYTES
+    expected = sum(stream_bytes(name, TEXT) for name in ("a", "b", "expiring")) + 2 * PRODUCER_BYTES
     assert rig.engine.quota.metadata_bytes == expected + document_bytes(key, rig.engine.catalog.documents[key])
     rig.delete("a")
     rig.delete("b")
@@ -89,6 +107,7 @@ def test_usage_is_the_same_after_a_restart() -> None:
     rig.created("a", b"x")
     rig.created("b", source="a")
     rig.post("b", b"x", ("p", 0, 0))
+    rig.append_in_sequence("b", "1" * 50)
     rig.engine.put_document("key", b"value", None, None)
     rig.engine.put_document("key", b"longer value", None, None)
     rig.scheduler.settle()

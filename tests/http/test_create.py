@@ -65,6 +65,14 @@ def test_the_same_put_again_is_200_and_changes_nothing(stream: Stream) -> None:
     assert stream.content() == b"first"
 
 
+def test_a_content_type_of_more_than_1024_characters_is_400(stream: Stream) -> None:
+    """Each stream keeps its content type in memory."""
+    longest = "text/plain;a=" + "b" * 1011
+    assert_problem(stream.put(headers={"Content-Type": longest + "b"}), 400, "invalid_content_type")
+    assert stream.head().status_code == 404
+    stream.create(headers={"Content-Type": longest})
+
+
 def test_content_types_are_compared_case_insensitively(stream: Stream) -> None:
     stream.create(headers={"Content-Type": "text/plain"})
     assert stream.put(headers={"Content-Type": "TEXT/Plain"}).status_code == 200

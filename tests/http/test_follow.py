@@ -222,6 +222,13 @@ def test_a_malformed_request_is_400(client: httpx.Client, body: dict[str, Any]) 
     assert begin(client, **body).status_code == 400
 
 
+def test_a_session_keeps_no_long_texts(client: httpx.Client) -> None:
+    """There may be a thousand sessions, and each keeps its prefix and its offsets."""
+    assert_problem(begin(client, prefix="p" * 1025), 400, "bad_request")
+    assert_problem(begin(client, streams={"a": "0" * 51}), 400, "bad_request")
+    assert begin(client, prefix="p" * 1024, streams={"a": "0" * 50}).status_code == 201
+
+
 def test_too_many_names_in_one_request_are_413(client: httpx.Client) -> None:
     """They are checked at once, on the event loop."""
     refused = begin(client, streams={f"n{number}": "-1" for number in range(NAMES_MAX + 1)})

@@ -18,6 +18,8 @@ from headwater.core.errors import EmptyBody, InvalidContentType, InvalidJson
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 JSON_MEDIA_TYPE: Final = "application/json"
 
+TYPE_MAX_CHARS: Final = 1024
+"""Length of a content type: it is kept in memory for each stream and each snapshot."""
 _TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 _PARAMETER: Final = rf"{_TOKEN}=(?:{_TOKEN}|{_QUOTED})"
@@ -55,6 +57,8 @@ def check_content_type(content_type: str) -> str:
             "Content-Type must be a media type such as text/plain or application/json; charset=utf-8,"
             f" not {content_type!r}."
         )
+    if len(stripped) > TYPE_MAX_CHARS:
+        raise InvalidContentType(f"Content-Type has {len(stripped)} characters; use at most {TYPE_MAX_CHARS}.")
     return stripped
 
 

@@ -269,7 +269,7 @@ class Engine:
             )
         record = self._decide_create(request, now_ms)
         checked_size(record)
-        metadata_bytes = stream_bytes(record.name)
+        metadata_bytes = stream_bytes(record.name, record.content_type)
         if record.name not in self.server_streams:
             self.quota.check_stream(len(record.payload))
         self.quota.check_create(record.name, len(record.payload), metadata_bytes)
@@ -336,6 +336,8 @@ class Engine:
         if decision.producer_id is not None and decision.producer_id not in (stream.producers or ()):
             self._producer_limit.make_room(stream, now_ms)
             metadata_bytes = PRODUCER_BYTES
+        if decision.stream_seq is not None:
+            metadata_bytes += len(decision.stream_seq) - len(stream.stream_seq or "")
         record_size = checked_size(decision)
         size = len(decision.payload)
         quota = self.quota

@@ -72,13 +72,16 @@ class LeaseHost(DocumentWriter, StreamAppender, Protocol):
 
 
 class WriterLease:
-    """One lease. Every renewal changes `until_ms`; None while the end of the stream is being written."""
+    """One lease. Every renewal changes `until_ms`; None while the end of the stream is being written.
+
+    `terms` lacks the last message, which only the lease's document has: it is large, and rarely needed.
+    """
 
     __slots__ = ("alarm_ms", "stream_id", "terms", "until_ms")
 
     def __init__(self, stream_id: int, terms: LeaseTerms, now_ms: int) -> None:
         self.stream_id = stream_id
-        self.terms = terms
+        self.terms = msgspec.structs.replace(terms, final=b"")
         self.until_ms: int | None = now_ms + terms.ttl_ms
         self.alarm_ms: int | None = None
 
@@ -236,14 +239,14 @@ class WriterLeases:
             done(refusal)
 
     def _append_end(self, lease: WriterLease, stream: LiveStream, done: OnAppended) -> None:
-        terms, producer = lease.terms, None
+        terms, producer = decode_terms(self._engine.catalog.documents[lease.key]), None
         if terms.producer_id is not None:
             epoch = terms.epoch
             if epoch is None:
                 known = (stream.producers or {}).get(terms.producer_id)
                 epoch = known.epoch + 1 if known is not None else 0
-                lease.terms = msgspec.structs.replace(terms, epoch=epoch)
-                self._engine.put_document(lease.key, encode_terms(lease.terms), None, None)
+                terms = msgspec.structs.replace(terms, epoch=epoch)
+                self._engine.put_document(lease.key, encode_terms(terms), None, None)
             producer = ProducerHeaders(terms.producer_id, epoch, 0)
         content_type = stream.type.header
         self._engine.append(stream.name, content_type, terms.final, producer, None, terms.close, done, by_server=True)

@@ -192,12 +192,13 @@ def checked_size(record: Record) -> int:
 
 def metadata_of(stream: StreamState) -> int:
     producers = len(stream.producers) if stream.producers is not None else 0
-    return stream_bytes(stream.name) + PRODUCER_BYTES * producers
+    sequence = len(stream.stream_seq) if stream.stream_seq is not None else 0
+    return stream_bytes(stream.name, stream.type.header) + PRODUCER_BYTES * producers + sequence
 
 
-def stream_bytes(name: str) -> int:
-    """The metadata of a new stream."""
-    return STREAM_BYTES + len(name)
+def stream_bytes(name: str, content_type: str) -> int:
+    """The metadata of a new stream. Its texts are counted, because a client chooses how long they are."""
+    return STREAM_BYTES + len(name) + len(content_type)
 
 
 def document_bytes(key: str, value: bytes | None) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -31,12 +31,14 @@ log = logging.getLogger("headwater.http")
 
 NAMES_MAX: Final = 10_000
 """Streams that one request can list: they are checked at once, in about 20 ms. A prefix can have more."""
+OFFSET_MAX_CHARS: Final = 50
+"""Length of an offset in a request to follow: no valid one is longer, and the session keeps it."""
 _EVENT_ID: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _HEADERS: Final = NO_CACHE + b"Content-Type: text/event-stream\r\n"
 
 
 class _FollowBody(msgspec.Struct):
-    streams: dict[str, str] = {}
+    streams: dict[str, Annotated[str, msgspec.Meta(max_length=OFFSET_MAX_CHARS)]] = {}
     prefix: str | None = None
     start: Literal["-1", "now"] = BEGINNING
 
@@ -54,6 +56,7 @@ def begin(context: Context, request: Request, address: Address) -> Response:
     scope = Scope.of(request)
     offsets = {_checked(context, scope, name): offset for name, offset in body.streams.items()}
     if body.prefix is not None:
+        _check_length(context, body.prefix)
         scope.check_prefix(body.prefix)
     elif not offsets:
         raise BadRequest("The request follows nothing; name streams with their offsets in `streams`, or a `prefix`.")
@@ -62,6 +65,13 @@ def begin(context: Context, request: Request, address: Address) -> Response:
     location = context.location(request).decode("latin-1") + f"/{session.id}"
     answer = {"id": session.id, "url": location, "expires_in_ms": round(IDLE_S * 1000)}
     return json_response(CREATED, answer, NO_STORE + JSON_TYPE + header("Location", location))
+
+
+def _check_length(context: Context, prefix: str) -> None:
+    """Refuse a prefix that no name can have: the session would keep it."""
+    limit = context.limits.max_name_bytes
+    if len(prefix.encode("utf-8", "surrogatepass")) > limit:
+        raise BadRequest(f"The prefix is longer than any name: {limit} bytes (limits.max_name_bytes); shorten it.")
 
 
 def _checked(context: Context, scope: Scope, name: str) -> str:
