@@ -93,6 +93,12 @@ def test_a_new_stream_id_with_a_control_character_is_400(
     assert_problem(refused.get(), 404, "stream_not_found")
 
 
+def test_a_new_name_outside_buckets_has_no_control_character(client: httpx.Client, stream: Stream) -> None:
+    """U+009B begins a control sequence in some terminals."""
+    refused = client.put(f"{stream.path}%C2%9B31m", headers={"Content-Type": "text/plain"})
+    assert_problem(refused, 400, "invalid_name")
+
+
 @pytest.mark.parametrize(
     "stream_id", ["a%2fb", "a%2Fb", "%2f", "a%00b", "%00", "..", "a..b", "%2e%2e", "a...b", ".", "%2e"]
 )

@@ -55,11 +55,11 @@ def check_stream_id(bucket_id: str, stream_id: str) -> str:
 
 
 def check_new_name(name: str) -> None:
-    """Refuse control characters in the stream id of a stream that is to be created. Streams that have one stay usable:
+    """Refuse control characters in the name of a stream that is to be created. Streams that have one stay usable:
     earlier releases allowed it."""
-    if is_bucketed(name) and _CONTROL.search(name) is not None:
+    if _CONTROL.search(name) is not None:
         raise InvalidName(
-            f"Stream id {name!r} has a control character (U+0000 to U+001F, U+007F to U+009F); remove it."
+            f"Stream name {name!r} has a control character (U+0000 to U+001F, U+007F to U+009F); remove it."
         )
 
 
