@@ -23,8 +23,19 @@ STATE: dict[str, Any] = {
             "leaves": False,
             "warm": [],
             "clock_ahead_s": 0.002,
+            "silent_s": 0.2,
+            "responds": True,
         },
-        {"name": "node-1", "address": "10.0.0.2:4437", "shards": 0, "leaves": True, "warm": [1], "clock_ahead_s": -3.5},
+        {
+            "name": "node-1",
+            "address": "10.0.0.2:4437",
+            "shards": 0,
+            "leaves": True,
+            "warm": [1],
+            "clock_ahead_s": -3.5,
+            "silent_s": 0.1,
+            "responds": True,
+        },
     ],
     "shards": [
         {

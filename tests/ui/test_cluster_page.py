@@ -38,8 +38,10 @@ def test_page_shows_nodes_shards_and_what_is_wrong(ui: Pages, watched: Watched) 
     for text in ("node-0", "served", "1,234", "2.5 KB in 2 batches", "9.5 KB in 3 objects", "4.0 KB"):
         expect(shard).to_contain_text(text)
     state["shards"][1] |= {"owner": None, "is_serving": False, "figures": None}
+    state["nodes"][0] |= {"silent_s": 1_234.4, "responds": False}
     state["problem"] = "no synchronous standby is connected."
     expect(shard).to_contain_text("no owner")
     expect(shard).to_contain_text("not served")
+    expect(ui.page.locator("[data-node='node-0']")).to_contain_text("has not responded for 1,234 s")
     for text in ("1 of 2 shards not served", "no synchronous standby is connected"):
         expect(status).to_contain_text(text)

@@ -70,12 +70,17 @@ def _direction(ahead_s: float) -> str:
 
 
 def _lines(found: ClusterStatus) -> list[str]:
-    lines = [f"cluster {found.name}: {len(found.nodes)} nodes, {len(found.shards)} shards"]
+    silent = sum(not node.responds for node in found.nodes)
+    lines = [
+        f"cluster {found.name}: {len(found.nodes)} nodes{f' ({silent} not responding)' if silent else ''},"
+        f" {len(found.shards)} shards"
+    ]
     if found.problem is not None:
         lines.append(f"Postgres: {found.problem}")
     lines += [
         f"node {node.name} at {node.address}: {node.shards} shards"
         + (f", standbys of {', '.join(map(str, node.warm))}" if node.warm else "")
+        + ("" if node.responds else f", has not responded for {node.silent_s:g} s")
         + (", drains" if node.leaves else "")
         + (f", clock {abs(node.clock_ahead_s):g} s {_direction(node.clock_ahead_s)}" if node.clock_ahead_s else "")
         for node in found.nodes

@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from typer.testing import CliRunner
 
+from headwater.cli import command_line
 from headwater.cluster.nodes.ownership import HELD_PART, Ownership, Standing, Turn
 from headwater.cluster.nodes.schema import Connection, connect, create_tables
 from headwater.cluster.nodes.status import cluster_status
 from headwater.stack.database import LocalPostgres
 from tests.postgres.databases import database
+from tests.waiting import LIMIT_S
 
 SHARDS = 6
 LEASE_S = 3.0
@@ -120,6 +123,29 @@ def test_difference_of_clocks_is_reported_and_changes_nothing(
     assert "the clock of this machine is -3" in caplog.text
     (status,) = cluster_status(connection, require_standby=False).nodes
     assert -3610 < status.clock_ahead_s < -3590
+
+
+def test_node_that_no_longer_renews_its_leases_is_shown_as_such(
+    connection: Connection, running: LocalPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the state shows it: who owns a shard does not depend on this time."""
+    dead, alive = Node(connection, "a"), Node(connection, "b")
+    dead.turn()
+    connection.execute(
+        "UPDATE headwater.node SET report = report || jsonb_build_object('at_s', (report->>'at_s')::float8 - 10)"
+    )
+    alive.turn()
+    shown = {node.name: node for node in cluster_status(connection, require_standby=False).nodes}
+    assert not shown["a"].responds
+    assert 10 <= shown["a"].silent_s < 10 + LIMIT_S
+    assert shown["b"].silent_s < LIMIT_S
+    monkeypatch.setenv("DS_CLUSTER__POSTGRES_URL", running.url)
+    lines = CliRunner().invoke(command_line(), ["cluster", "status"]).stdout.splitlines()
+    assert lines[0].startswith("cluster test: 2 nodes (")
+    assert "6 shards, has not responded for " in next(line for line in lines if line.startswith("node a "))
+    connection.execute("UPDATE headwater.node SET report = report - 'at_s'")
+    nodes = cluster_status(connection, require_standby=False).nodes
+    assert [(node.silent_s, node.responds) for node in nodes] == [(0.0, True)] * 2, "nodes of an earlier version"
 
 
 def test_process_that_died_gets_another_epoch(connection: Connection) -> None:

@@ -40,7 +40,8 @@ DEFER_PART: Final = 0.5
 _RENEW: Final = """
 WITH beat AS (
     INSERT INTO headwater.node (name, incarnation, address, report)
-    VALUES (%(node)s, %(owner)s, %(address)s, %(report)s)
+    VALUES (%(node)s, %(owner)s, %(address)s,
+        %(report)s || jsonb_build_object('at_s', extract(epoch FROM clock_timestamp())))
     ON CONFLICT (name) DO UPDATE SET beats = node.beats + 1, incarnation = EXCLUDED.incarnation,
         address = EXCLUDED.address, report = EXCLUDED.report
 ), given AS (
@@ -163,6 +164,7 @@ class Ownership:
                     "leaves": not wanted.takes,
                     "warm": list(wanted.warm),
                     "clock_ahead_s": self._measured_clock(connection),
+                    "lease_s": self._lease_s,
                 }
             ),
             shards=renewed,

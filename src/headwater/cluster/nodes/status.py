@@ -20,6 +20,10 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """The shards of other nodes of which it has a warm standby."""
     clock_ahead_s: float
     """By how much its clock is ahead of that of Postgres."""
+    silent_s: float
+    """How long ago it renewed its leases, by the clock of Postgres."""
+    responds: bool
+    """Whether that is less than the length of a lease: otherwise the node is dead, paused or cut off."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
@@ -58,8 +62,10 @@ def cluster_status(connection: Connection, *, require_standby: bool = True) -> C
     nodes: Any = connection.execute(
         "SELECT name, address, (SELECT count(*) FROM headwater.shard WHERE owner = incarnation),"
         " COALESCE((report->>'leaves')::boolean, false), COALESCE(report->'warm', '[]'),"
-        " COALESCE((report->>'clock_ahead_s')::float8, 0)"
-        " FROM headwater.node ORDER BY name"
+        " COALESCE((report->>'clock_ahead_s')::float8, 0), round(silent.s::numeric, 1)::float8,"
+        " silent.s <= COALESCE((report->>'lease_s')::float8, silent.s)"
+        " FROM headwater.node, LATERAL (SELECT GREATEST(0, COALESCE("
+        "extract(epoch FROM clock_timestamp())::float8 - (report->>'at_s')::float8, 0)) AS s) AS silent ORDER BY name"
     ).fetchall()
     return ClusterStatus(
         identity[0] if identity else "",

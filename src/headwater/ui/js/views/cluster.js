@@ -14,6 +14,11 @@ export async function clusterOf(client) {
 
 const row = (cells, tag = "td", props = {}) => h("tr", props, cells.map((cell) => h(tag, {}, cell)));
 
+function nodeState(node) {
+  if (!node.responds) return badge(`has not responded for ${count(Math.round(node.silent_s))} s`, "bad");
+  return node.leaves ? badge("drains", "warn") : badge("takes shards", "good");
+}
+
 export class ClusterView {
   constructor(app) {
     this.app = app;
@@ -60,7 +65,7 @@ export class ClusterView {
     replace(
       this.body,
       h("h2", { text: "Nodes" }),
-      h("div", { class: "table-scroll" }, h("table", { class: "data", id: "cluster-nodes" }, row(["Node", "Address", "Shards", "Standbys of", "Clock", "State"], "th"), cluster.nodes.map((node) => row([node.name, node.address, count(node.shards), node.warm.join(", ") || "–", `${node.clock_ahead_s > 0 ? "+" : ""}${node.clock_ahead_s} s`, node.leaves ? badge("drains", "warn") : badge("takes shards", "good")], "td", { data: { node: node.name } })))),
+      h("div", { class: "table-scroll" }, h("table", { class: "data", id: "cluster-nodes" }, row(["Node", "Address", "Shards", "Standbys of", "Clock", "State"], "th"), cluster.nodes.map((node) => row([node.name, node.address, count(node.shards), node.warm.join(", ") || "–", `${node.clock_ahead_s > 0 ? "+" : ""}${node.clock_ahead_s} s`, nodeState(node)], "td", { data: { node: node.name } })))),
       h("h2", { text: "Shards" }),
       h("div", { class: "table-scroll" }, h("table", { class: "data", id: "cluster-shards" }, row(["Shard", "Owner", "State", "Epoch", "Record", "Messages", "Not in the store yet", "In the store", "Cached"], "th"), cluster.shards.map((shard) => this.#shard(shard)))),
     );
