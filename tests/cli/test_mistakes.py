@@ -53,6 +53,7 @@ STORES = {
     "store confirm-expiry": ["store", "confirm-expiry"],
     "store copy": ["store", "copy", "--from-mode", "file-durable", "--to-mode", "acid", "--to-dir", "other"],
 }
+WORKS_ON_A_CLUSTER = {"backup", "restore", "store check", "store stats", "store copy"}
 STACK = {
     "up": ["up"],
     "down": ["down"],
@@ -182,13 +183,20 @@ def test_directory_that_is_not_a_store_is_reported(run: Run, tmp_path: Path, com
         reports(run(*command, option, directory))
 
 
-@pytest.mark.parametrize("name", sorted(STORES.keys() - {"store check", "store stats", "store copy"}))
+@pytest.mark.parametrize("name", sorted(STORES.keys() - WORKS_ON_A_CLUSTER))
 def test_command_for_a_directory_says_what_to_do_with_a_cluster(
     run: Run, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     reports(run(*STORES[name], "--mode", "cluster"), "headwater store copy --from-mode cluster")
     monkeypatch.setenv("DS_STORAGE__MODE", "cluster")
     reports(run(*STORES[name]), "headwater store copy --from-mode cluster")
+
+
+def test_mistakes_with_backups_of_a_cluster_are_reported(run: Run) -> None:
+    reports(run("backup", "there", "--mode", "cluster"), "needs cluster.postgres_url and storage.cold")
+    reports(run("restore", "there", "--mode", "cluster"), "there does not exist, so there is no BACKUP file")
+    reports(run("restore", "there", "--mode", "cluster", "--force"), "a cluster cannot be replaced")
+    reports(run("restore", "there", "--mode", "cluster", "--data-dir", "d"), "a cluster has no data directory")
 
 
 def test_mistakes_with_the_store_of_a_cluster_are_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,33 @@
-"""`headwater backup` and `headwater restore`: take a consistent copy of the data directory, and restore it."""
+"""`headwater backup` and `headwater restore`: take a consistent copy of the data directory or of a cluster, and restore
+it.
+
+The backup of a cluster is a data directory too, so it can be restored into one, or into a new cluster.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.data_directory import StoreLocation, locate_store, running_server, storage_errors
-from headwater.cli.errors import RUNTIME, CommandError
+from headwater.cli.data_directory import (
+    StoreLocation,
+    copying,
+    locate_store,
+    readable,
+    running_server,
+    storage_errors,
+)
+from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile
 from headwater.printable import printable
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+    from headwater.storage.offline.backup import Backup
 
 BackupDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the backup.")]
 
@@ -24,16 +39,20 @@ def backup(
     mode: Mode = None,
     directory: DataDirectory = None,
 ) -> None:
-    """Copy the data directory into DIR as a consistent backup, then check it. The server may be running."""
-    store = locate_store(profile, config_file, mode, directory)
+    """Copy the data directory, or the cluster, into DIR as a consistent backup, then check it. The server may be
+    running."""
+    store = locate_store(profile, config_file, mode, directory, takes_cluster=True)
 
     from headwater.storage.offline.backup import take_backup
     from headwater.storage.offline.families import family_of
 
     with storage_errors():
-        family_of(store.directory, store.mode)
-        with _held(store):
-            taken = take_backup(store.directory, target)
+        if store.cluster is not None:
+            taken = _back_up_cluster(store, target)
+        else:
+            family_of(store.directory, store.mode)
+            with _held(store):
+                taken = take_backup(store.directory, target)
     typer.echo(f"{target}: {len(taken.files)} files, {taken.size} bytes, as of {taken.taken}")
     _check(target, "the backup is complete, but the store that it was taken from is damaged")
 
@@ -46,8 +65,12 @@ def restore(
     directory: DataDirectory = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the existing store in the data directory.")] = False,
 ) -> None:
-    """Restore the backup in DIR into the data directory; every file is verified against its checksum."""
-    store = locate_store(profile, config_file, mode, directory)
+    """Restore the backup in DIR into the data directory, or into a new cluster; every file is verified against its
+    checksum."""
+    store = locate_store(profile, config_file, mode, directory, takes_cluster=True)
+    if store.cluster is not None:
+        _restore_into_cluster(store.cluster, source, replace=force)
+        return
 
     from headwater.storage.directory import FAMILY_OF_MODE
     from headwater.storage.interface import StorageError
@@ -67,6 +90,40 @@ def restore(
             raise StorageError(f"{error} Use --force to replace it.") from None
     typer.echo(f"{store.directory}: restored {len(found.files)} files, {found.size} bytes, as of {found.taken}")
     _check(store.directory, "the backup is restored as it was taken, but its store is damaged")
+
+
+def _back_up_cluster(store: StoreLocation, target: Path) -> Backup:
+    from headwater.storage.offline.backup import complete_backup
+    from headwater.storage.offline.families import family_of
+    from headwater.storage.offline.store_copy import copy_between
+
+    with readable(store) as found:
+        assert found.mode is not None
+        copy_between(
+            found.directory,
+            found.mode,
+            target,
+            found.mode,
+            shard_count=store.settings.acid_shard_count,
+            map_bytes=store.settings.acid_map_bytes,
+        )
+    return complete_backup(target, family_of(target))
+
+
+def _restore_into_cluster(settings: Settings, source: Path, *, replace: bool) -> None:
+    from headwater.storage.directory import FAMILY_OF_MODE
+    from headwater.storage.offline.backup import check_backup
+
+    if replace:
+        raise CommandError("a cluster cannot be replaced: restore into a new database and a new prefix", USAGE)
+    with storage_errors():
+        found = check_backup(source)
+        mode = {family: mode for mode, family in FAMILY_OF_MODE.items()}[found.family]
+        copied = copying().copy_into_cluster(source, mode, settings)
+    typer.echo(
+        f"cluster {settings.cluster.name}: restored and compared {copied.streams} streams"
+        f" ({copied.payload_bytes} bytes), as of {found.taken}"
+    )
 
 
 @contextmanager

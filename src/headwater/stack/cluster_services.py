@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import sys
 import sysconfig
 from pathlib import Path
@@ -28,6 +29,8 @@ SHARDS_PER_NODE: Final = 2
 BUCKET: Final = "headwater"
 ACCESS_NAME: Final = "cluster.json"
 """Within the directory of the stack: what a command needs to use the cluster."""
+SETTINGS_NAME: Final = "node.env"
+"""The same as environment variables of a node, for commands that work on the cluster."""
 _WEED_PORTS: Final = (
     *("-s3.port", "-s3.port.grpc", "-filer.port", "-filer.port.grpc"),
     *("-volume.port", "-volume.port.grpc", "-master.port", "-master.port.grpc"),
@@ -43,19 +46,21 @@ def cluster_services(
     password = resolve_credentials(directory.database_credentials, settings.stack.postgres_password).superuser
     postgres = ReplicatedPostgres(root / "postgres-servers", ports, password=password)
     access = _access(root / ACCESS_NAME, postgres.url, settings.stack.store_port)
-    store = {
+    common = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{settings.stack.store_port}",
         "AWS_ACCESS_KEY_ID": access["key"],
         "AWS_SECRET_ACCESS_KEY": access["key_secret"],
         "AWS_REGION": "us-east-1",
-    }
-    environment = {
-        **store,
         "DS_STORAGE__MODE": "cluster",
         "DS_STORAGE__COLD": f"s3://{BUCKET}/cluster",
         "DS_CLUSTER__POSTGRES_URL": postgres.url,
         "DS_CLUSTER__SECRET": access["secret"],
         "DS_CLUSTER__SHARDS": str(SHARDS_PER_NODE * nodes),
+    }
+    lines = "".join(f"{name}={shlex.quote(value)}\n" for name, value in common.items())
+    replace_file(root / SETTINGS_NAME, lines.encode(), 0o600)
+    environment = {
+        **common,
         "DS_SERVER__ALLOWED_HOSTS": "proxied",
         "DS_SERVER__TRUSTED_PROXIES": "127.0.0.1, ::1",
         "DS_AUTH__TOKEN": "",

@@ -15,13 +15,16 @@ import httpx
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from typer.testing import CliRunner
 
+from headwater.cli import command_line
 from headwater.cluster.nodes import copying
 from headwater.cluster.nodes.copying import copy_into_cluster, fetched_cluster
 from headwater.cluster.nodes.keeper import open_cluster
 from headwater.cluster.nodes.open_shard import open_shard
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.schema import connect
+from headwater.cluster.nodes.status import NodeStatus
 from headwater.cluster.nodes.status_page import StatusPage
 from headwater.cluster.peers import Peers
 from headwater.cluster.relay import Relay
@@ -30,6 +33,7 @@ from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import StorageError
 from headwater.storage.journaled_store import JournaledStorage
+from headwater.storage.offline.backup import take_backup
 from headwater.storage.offline.check import check
 from headwater.storage.offline.stats import offline_stats
 from headwater.storage.offline.store_copy import copy_between
@@ -125,6 +129,70 @@ def test_copy_into_a_cluster_and_back_has_everything(
     assert before["/v1/stream/s4"][0] == b"first of 4;" + b"x" * 5000
     assert served(tmp_path) == before
     assert open_cluster(settings).shards == SHARDS, "nodes may start"
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    cluster = settings.cluster
+    return {
+        "DS_STORAGE__MODE": "cluster",
+        "DS_STORAGE__COLD": COLD,
+        "DS_CLUSTER__POSTGRES_URL": cluster.postgres_url,
+        "DS_CLUSTER__SECRET": SECRET,
+        "DS_CLUSTER__SHARDS": str(SHARDS),
+        "DS_CLUSTER__REQUIRE_STANDBY": "false",
+    }
+
+
+def test_backup_of_a_cluster_is_restored_into_a_directory_and_into_a_cluster(
+    source: Path,
+    settings: Settings,
+    single: LocalPostgres,
+    stores: dict[str, ObjectStoreObjects],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy_into_cluster(source, "file-durable", settings)
+    environment = environment_of(settings)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    backup = tmp_path / "backup"
+    run = CliRunner().invoke
+    taken = run(command_line(), ["backup", str(backup)])
+    assert taken.exit_code == 0, taken.output
+    assert f"{backup}: " in taken.output
+    again = run(command_line(), ["backup", str(backup)])
+    assert again.exit_code == 1
+    assert "already has a store" in str(again.exception)
+    data = ["--mode", "file-durable", "--data-dir", str(tmp_path / "data")]
+    assert run(command_line(), ["restore", str(backup), *data]).exit_code == 0
+    assert "Copy into a prefix of the object store that has none" in str(
+        run(command_line(), ["restore", str(backup)]).exception
+    )
+    assert "cannot be replaced" in str(run(command_line(), ["restore", str(backup), "--force"]).exception)
+    stores.clear()
+    with psycopg.connect(single.url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE restored")
+    monkeypatch.setenv("DS_CLUSTER__POSTGRES_URL", make_conninfo(single.url, dbname="restored"))
+    restored = run(command_line(), ["restore", str(backup)])
+    assert restored.exit_code == 0, restored.output
+    assert "cluster headwater: restored and compared 1" in restored.output
+    assert run(command_line(), ["backup", str(tmp_path / "other" / "data")]).exit_code == 0
+    before = served(source.parent)
+    assert served(tmp_path) == before
+    assert served(tmp_path / "other") == before
+
+
+def test_damaged_backup_is_not_restored_into_a_cluster(
+    source: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment_of(settings).items():
+        monkeypatch.setenv(name, value)
+    take_backup(source, tmp_path / "backup")
+    segment = next((tmp_path / "backup").rglob("*.log"))
+    segment.unlink()
+    refused = CliRunner().invoke(command_line(), ["restore", str(tmp_path / "backup")])
+    assert f"{segment} is missing from the backup" in str(refused.exception)
+    assert open_cluster(settings).shards == SHARDS, "nothing was begun"
 
 
 def test_shard_of_a_copied_cluster_is_opened_by_its_first_owner(source: Path, settings: Settings) -> None:
@@ -251,6 +319,7 @@ def test_state_over_http_has_the_figures_of_the_shards_that_answer(source: Path,
     assert isinstance(journal, PostgresJournal)
     journal.close()
     assert found.keys() == STATE.keys()
+    assert STATE["nodes"][0].keys() == set(NodeStatus.__struct_fields__)
     first, *others = found["shards"]
     assert first.keys() == STATE["shards"][0].keys()
     assert (first["owner"], first["epoch"]) == ("n", 2)

@@ -149,7 +149,7 @@ def copy_into_cluster(source: Path, source_mode: str, settings: Settings) -> Cop
             root.put(COPYING_KEY, b"")
             targets = [place / f"{shard:03}" for shard in range(shards)]
             for target in targets:
-                target.mkdir()
+                target.mkdir(0o700)
             copied = divide(
                 sources,
                 targets,

@@ -1,7 +1,8 @@
 """Backups: take a consistent copy of a data directory, with or without a running server, and restore it.
 
 A backup is a data directory with one more file: `BACKUP` says when it was taken and lists every file with its size and
-SHA-256. So the offline tools work on it as on any data directory, and a restore verifies every byte.
+SHA-256. So the offline tools work on it as on any data directory, and a restore verifies every byte. The backup of a
+cluster is a copy of it as a data directory, made into a backup by `complete_backup`.
 
 A running server must hold its files (see `storage.deferred_unlink`) before and during `take_backup`.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -75,11 +77,15 @@ def take_backup(source: Path, target: Path) -> Backup:
             _copy_blobs(filesystem, store, copy)
         if (source / WORKERS_NAME).exists():
             _copy_file(source / WORKERS_NAME, unfinished / WORKERS_NAME)
-        taken = datetime.now(UTC).isoformat(timespec="milliseconds")
-        backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(unfinished)))
-        write_file(
-            filesystem, unfinished / BACKUP_NAME, msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n"
-        )
+        return complete_backup(unfinished, family)
+
+
+def complete_backup(directory: Path, family: str) -> Backup:
+    """Add the list of its files to a complete copy of a store, of this moment."""
+    taken = datetime.now(UTC).isoformat(timespec="milliseconds")
+    backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(directory)))
+    data = msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n"
+    write_file(RealFilesystem(), directory / BACKUP_NAME, data)
     return backup
 
 
@@ -111,15 +117,33 @@ def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Back
         for file in backup.files:
             path = unfinished / _inside(file.path)
             _make_directories(filesystem, unfinished, path.parent)
-            try:
-                digest = _copy_file(source / file.path, path)
-            except FileNotFoundError:
-                raise StorageError(f"{source / file.path} is missing from the backup.") from None
-            if path.stat().st_size != file.size or digest != file.sha256:
-                raise StorageError(
-                    f"{source / file.path} differs from what was backed up: its checksum does not match."
-                )
+            with _listed_file(source, file) as listed:
+                digest = _copy_file(listed, path)
+                _check_same(listed, file, path.stat().st_size, digest)
     return backup
+
+
+def check_backup(source: Path) -> Backup:
+    """Verify that a backup has every file that it lists, unchanged."""
+    backup = read_backup(source)
+    for file in backup.files:
+        with _listed_file(source, file) as listed:
+            _check_same(listed, file, listed.stat().st_size, _digest(listed))
+    return backup
+
+
+@contextmanager
+def _listed_file(source: Path, file: BackupFile) -> Iterator[Path]:
+    path = source / _inside(file.path)
+    try:
+        yield path
+    except FileNotFoundError:
+        raise StorageError(f"{path} is missing from the backup.") from None
+
+
+def _check_same(path: Path, file: BackupFile, size: int, digest: str) -> None:
+    if size != file.size or digest != file.sha256:
+        raise StorageError(f"{path} differs from what was backed up: its checksum does not match.")
 
 
 def _make_directories(filesystem: RealFilesystem, unfinished: Path, path: Path) -> None:
