@@ -9,7 +9,7 @@ from headwater.core.rules import AppendOutcome
 from headwater.engine.commit_placement import CommitMode
 from headwater.engine.quota import EngineLimits, stream_bytes
 from headwater.engine.results import Appended, Created, Deleted
-from tests.engine.rig import Rig, status
+from tests.engine.rig import TEXT, Rig, status
 
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
 
@@ -216,7 +216,7 @@ def test_append_beyond_the_stream_limit_is_refused_and_counts_nothing(disk: bool
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("ending", ["delete", "expire"])
 def test_total_limit_holds_and_deletion_frees_its_share(disk: bool, ending: str) -> None:
-    rig = Rig(disk=disk, limits=EngineLimits(max_total_bytes=5 + 2 * stream_bytes("a")))
+    rig = Rig(disk=disk, limits=EngineLimits(max_total_bytes=5 + 2 * stream_bytes("a", TEXT)))
     rig.created("a", b"1234", ttl_secs=1)
     assert status(rig.put("b", b"56")) == 413
     if ending == "delete":
@@ -229,7 +229,7 @@ def test_total_limit_holds_and_deletion_frees_its_share(disk: bool, ending: str)
 
 
 def test_fork_counts_only_its_own_data() -> None:
-    rig = Rig(limits=EngineLimits(max_stream_bytes=5, max_total_bytes=9 + 2 * stream_bytes("a")))
+    rig = Rig(limits=EngineLimits(max_stream_bytes=5, max_total_bytes=9 + 2 * stream_bytes("a", TEXT)))
     rig.created("a", b"1234")
     rig.created("b", b"5", source="a")
     assert rig.engine.total_bytes == 5

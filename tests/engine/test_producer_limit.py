@@ -11,7 +11,7 @@ from headwater.engine.clock_guard import Jump
 from headwater.engine.engine import Engine
 from headwater.engine.producer_limit import DAY_MS
 from headwater.engine.quota import PRODUCER_BYTES, EngineLimits, stream_bytes
-from tests.engine.rig import Rig, status
+from tests.engine.rig import TEXT, Rig, status
 from tests.engine.seams import JournalStorage, ManualClock, ManualScheduler
 
 LIMITS = EngineLimits(max_producers=3)
@@ -57,7 +57,7 @@ def test_producers_idle_for_seven_days_make_room_at_the_limit(disk: bool) -> Non
     assert producing(rig, "s") == [None]
     assert known(rig) == ["q", "s"]
     assert rig.engine.metrics.evicted_producers == 2
-    assert rig.engine.quota.metadata_bytes == stream_bytes("a") + 2 * PRODUCER_BYTES
+    assert rig.engine.quota.metadata_bytes == stream_bytes("a", TEXT) + 2 * PRODUCER_BYTES
 
 
 @DISK

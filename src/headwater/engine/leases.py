@@ -240,14 +240,14 @@ class WriterLeases:
 
     def _append_end(self, lease: WriterLease, stream: LiveStream, done: OnAppended) -> None:
         terms, producer = decode_terms(self._engine.catalog.documents[lease.key]), None
-        if terms.producer_id is not None:
-            epoch = terms.epoch
+        producer_id, epoch = terms.producer_id, terms.epoch
+        if producer_id is not None:
             if epoch is None:
-                known = (stream.producers or {}).get(terms.producer_id)
+                known = (stream.producers or {}).get(producer_id)
                 epoch = known.epoch + 1 if known is not None else 0
                 terms = msgspec.structs.replace(terms, epoch=epoch)
                 self._engine.put_document(lease.key, encode_terms(terms), None, None)
-            producer = ProducerHeaders(terms.producer_id, epoch, 0)
+            producer = ProducerHeaders(producer_id, epoch, 0)
         content_type = stream.type.header
         self._engine.append(stream.name, content_type, terms.final, producer, None, terms.close, done, by_server=True)
 
