@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from headwater.config.sections import Settings
+from headwater.config.sections import VARIABLE_PREFIX, VARIABLE_SEPARATOR, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,6 @@ class Described:
 
 def described_settings() -> Iterator[Described]:
     """Every setting, in the order of the sections."""
-    prefix = Settings.model_config.get("env_prefix", "")
     for section, section_field in Settings.model_fields.items():
         model = section_field.annotation
         assert isinstance(model, type)
@@ -40,7 +39,7 @@ def described_settings() -> Iterator[Described]:
             yield Described(
                 section,
                 key,
-                f"{prefix}{section.upper()}__{key.upper()}",
+                f"{VARIABLE_PREFIX}{section.upper()}{VARIABLE_SEPARATOR}{key.upper()}",
                 shown(field.default),
                 takes_of(field),
                 field.description or "",

@@ -18,14 +18,12 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 
 from headwater.config.describe import takes_of
 from headwater.config.errors import ConfigError, unknown, wrong
-from headwater.config.sections import Settings
+from headwater.config.sections import VARIABLE_PREFIX, VARIABLE_SEPARATOR, Settings
 
 CONFIG_DIRECTORY = "config"
 INCLUDED_PROFILES = Path(__file__).parent / "profiles"
 DEFAULT_ORIGIN = "default"
 
-_PREFIX = Settings.model_config.get("env_prefix", "")
-_SEPARATOR = Settings.model_config.get("env_nested_delimiter") or "__"
 _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -65,7 +63,7 @@ def load_settings(
         values.setdefault(given.section, {})[given.key] = given.value
         origins[f"{given.section}.{given.key}"] = given.origin
     try:
-        settings = Settings(**values)  # type: ignore[arg-type]
+        settings = Settings(**values)
     except ValidationError as error:
         _explain(error, values, origins)
     return LoadedSettings(settings, origins)
@@ -134,8 +132,8 @@ def _file(path: Path, cwd: Path, origin: str = "") -> Iterator[Given]:
 
 def _environment(environ: Mapping[str, str]) -> Iterator[Given]:
     for name in sorted(environ):
-        section_name, separator, key_name = name.removeprefix(_PREFIX).partition(_SEPARATOR)
-        if not name.startswith(_PREFIX) or not separator:
+        section_name, separator, key_name = name.removeprefix(VARIABLE_PREFIX).partition(VARIABLE_SEPARATOR)
+        if not name.startswith(VARIABLE_PREFIX) or not separator:
             continue
         section = section_name.lower()
         if section not in Settings.model_fields:

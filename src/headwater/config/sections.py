@@ -11,8 +11,7 @@ import re
 from ipaddress import ip_network
 from typing import Literal
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headwater.config.cluster import ClusterSettings
 from headwater.config.filters import LogFilter
@@ -38,6 +37,10 @@ from headwater.config.values import (
     takes,
 )
 from headwater.operating_system import SYSTEM
+
+VARIABLE_PREFIX = "DS_"
+VARIABLE_SEPARATOR = "__"
+"""A setting `key` of `section` is the environment variable `DS_SECTION__KEY`."""
 
 MEMORY_MODE_MAX_STREAM_BYTES = 10 * 1024 * 1024
 
@@ -414,10 +417,10 @@ class RetentionSettings(SettingsSection):
     )
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings. `Settings()` has the built-in defaults; `load_settings` adds files and the environment."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="DS_", env_nested_delimiter="__")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     server: ServerSettings = ServerSettings()
     http: HttpSettings = HttpSettings()
@@ -437,18 +440,6 @@ class Settings(BaseSettings):
     quotas: QuotasSettings = QuotasSettings()
     otel: OtelSettings = OtelSettings()
     cluster: ClusterSettings = ClusterSettings()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `layers` reads files and the environment, because it must know the origin of each value.
-        return (init_settings,)
 
     @property
     def hot_tail_bytes(self) -> int:
