@@ -19,4 +19,5 @@ def build(request: pytest.FixtureRequest) -> Iterator[str]:
             patch.setattr(native, "split", native.pure_split)
             patch.setattr(native, "scan", native.pure_scan)
             patch.setattr(native, "extend_ends", native.pure_extend_ends)
+            patch.setattr(native, "extend_shifted", native.pure_extend_shifted)
         yield request.param

@@ -159,3 +159,24 @@ def test_ends_are_extended_alike() -> None:
             ends = array("Q", [5, 9])
             native.extend_ends(ends, kind(lengths), 9)
             assert ends == expected
+
+
+@pytest.mark.parametrize("from_type", ["I", "Q"])
+@pytest.mark.parametrize("to_type", ["I", "Q"])
+def test_shifted_numbers_are_the_same_in_both_builds(from_type: str, to_type: str) -> None:
+    generator = random.Random(6)
+    for count, by in ((0, 5), (1, -3), (500, 2**20), (70_000, -(2**20)), (2, 2**32), (2, -(2**21))):
+        numbers = array(from_type, [generator.randrange(2**20, 2**21) for _ in range(count)])
+        for source in (numbers, memoryview(numbers), memoryview(numbers)[count // 2 :], tuple(numbers)):
+            expected, column = array(to_type, [7]), array(to_type, [7])
+            is_outside = False
+            try:
+                native.pure_extend_shifted(expected, source, by)
+            except OverflowError:
+                is_outside = True
+            if is_outside:
+                with pytest.raises(OverflowError):
+                    native.extend_shifted(column, source, by)
+            else:
+                native.extend_shifted(column, source, by)
+            assert column == expected

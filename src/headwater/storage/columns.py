@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from headwater.core import native
+
 NUMBERS_AT_ONCE: Final = 65_536
 
 
@@ -17,5 +19,5 @@ def shifted(numbers: Sequence[int], by: int, type_: Literal["I", "Q"] = "I") -> 
     """Add `by` to each of the numbers."""
     column = array(type_)
     for start in range(0, len(numbers), NUMBERS_AT_ONCE):
-        column.fromlist([number + by for number in numbers[start : start + NUMBERS_AT_ONCE]])
+        native.extend_shifted(column, numbers[start : start + NUMBERS_AT_ONCE], by)
     return column

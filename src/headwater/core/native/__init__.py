@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 SplitBody: TypeAlias = Callable[[bytes], tuple[bytes, tuple[int, ...], bool] | None]
 ScanElements: TypeAlias = Callable[[bytes, int, int, int], tuple[bytes, tuple[int, ...], int, bool] | None]
 ExtendEnds: TypeAlias = Callable[["array[int]", Sequence[int], int], None]
+ExtendShifted: TypeAlias = Callable[["array[int]", Sequence[int], int], None]
 OffsetToken: TypeAlias = Callable[[int, int, int], bytes]
 
 
@@ -35,6 +36,11 @@ def pure_extend_ends(ends: array[int], lengths: Sequence[int], end: int) -> None
     ends.fromlist(added)
 
 
+def pure_extend_shifted(column: array[int], numbers: Sequence[int], by: int) -> None:
+    """Add numbers to an array of type "I" or "Q", each of them shifted by the same distance."""
+    column.fromlist([number + by for number in numbers])
+
+
 def pure_offset_token(index: int, position: int, incarnation: int) -> bytes:
     """The token of an offset (see `core/offsets`)."""
     return b"%016x_%016x_%016x" % (index, position, incarnation)
@@ -43,6 +49,7 @@ def pure_offset_token(index: int, position: int, incarnation: int) -> bytes:
 split: SplitBody = pure_split
 scan: ScanElements = pure_scan
 extend_ends: ExtendEnds = pure_extend_ends
+extend_shifted: ExtendShifted = pure_extend_shifted
 offset_token: OffsetToken = pure_offset_token
 if not os.environ.get("HEADWATER_PURE"):
     try:
@@ -52,6 +59,6 @@ if not os.environ.get("HEADWATER_PURE"):
         pass
     else:
         split, scan, extend_ends = json_scan.split, json_scan.scan, json_scan.extend_ends
-        offset_token = json_scan.offset_token
+        extend_shifted, offset_token = json_scan.extend_shifted, json_scan.offset_token
 
 BUILD: Final = "pure" if split is pure_split else "compiled"

@@ -7,11 +7,12 @@ the same bodies, with the same errors.
 """
 
 from cpython cimport array
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
@@ -377,6 +378,36 @@ def extend_ends(array.array ends, lengths, unsigned long long end):
         end += length
         ends.data.as_ulonglongs[at] = end
         at += 1
+
+
+def extend_shifted(array.array column, numbers, int64_t by):
+    """Add numbers to an array of type "I" or "Q", each of them shifted by the same distance."""
+    cdef Py_buffer view
+    cdef Py_ssize_t i, count, at = len(column)
+    cdef bint is_wide = column.itemsize == 8, from_wide, is_outside = False
+    cdef uint64_t number, moved
+    if not PyObject_CheckBuffer(numbers):
+        column.fromlist([each + by for each in numbers])
+        return
+    PyObject_GetBuffer(numbers, &view, PyBUF_SIMPLE)
+    try:
+        from_wide = view.itemsize == 8
+        count = view.len // view.itemsize
+        array.resize_smart(column, at + count)
+        for i in range(count):
+            number = (<uint64_t*> view.buf)[i] if from_wide else (<uint32_t*> view.buf)[i]
+            moved = number + <uint64_t> by
+            is_outside |= moved > number if by < 0 else moved < number
+            if is_wide:
+                column.data.as_ulonglongs[at + i] = moved
+            else:
+                is_outside |= moved >> 32 != 0
+                column.data.as_uints[at + i] = <uint32_t> moved
+    finally:
+        PyBuffer_Release(&view)
+    if is_outside:
+        array.resize_smart(column, at)
+        raise OverflowError("a shifted number does not fit into its column")
 
 
 cdef inline void put_hex(unsigned char* at, uint64_t number) noexcept:
