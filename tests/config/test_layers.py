@@ -244,6 +244,14 @@ def test_long_or_multiline_value_is_shown_on_one_short_line(cwd: Path) -> None:
     assert len(line) < 250
 
 
+@pytest.mark.parametrize("variable", ["DS_AUTH__TOKEN", "DS_CLUSTER__SECRET"])
+def test_invalid_secret_is_not_printed(cwd: Path, variable: str) -> None:
+    message = refusal(cwd, **{variable: "too short"})
+    assert "too short" not in message
+    assert f"got 9 characters from {variable}" in message
+    assert "16 characters" in message
+
+
 def test_half_a_tls_pair_is_an_error(cwd: Path) -> None:
     line = refusal(cwd, DS_TLS__CERT_PATH="/cert.pem")
     assert line == "tls: set both cert_path and key_path, or neither (set by DS_TLS__CERT_PATH)"

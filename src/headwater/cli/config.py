@@ -13,10 +13,10 @@ import typer
 from headwater.cli.options import ConfigFile, Profile, settings_from
 from headwater.config import LoadedSettings
 from headwater.config.describe import shown
+from headwater.config.errors import SECRETS
 
 app = typer.Typer(help="Show the settings.", no_args_is_help=False)
 
-_SECRETS = frozenset(("auth.token", "stack.postgres_password", "cluster.postgres_url", "cluster.secret"))
 _PIPE_WIDTH = 200  # columns; without a terminal, lines must not be truncated to a guessed width
 
 
@@ -44,7 +44,7 @@ def _rows(loaded: LoadedSettings) -> Iterator[tuple[str, object, str]]:
     for key, origin in loaded.origins.items():
         section, _, name = key.partition(".")
         value = getattr(getattr(loaded.settings, section), name)
-        if key in _SECRETS and value:
+        if key in SECRETS and value:
             value = "(set)"
         yield key, str(value) if isinstance(value, Path) else value, origin
 

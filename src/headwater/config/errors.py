@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
+
+SECRETS: Final = frozenset(("auth.token", "stack.postgres_password", "cluster.postgres_url", "cluster.secret"))
+"""Settings whose values are not printed."""
 
 
 class ConfigError(Exception):
@@ -21,7 +25,8 @@ def unknown(what: str, name: str, origin: str, known: Iterable[str]) -> ConfigEr
 def wrong(key: str, value: object, origin: str, takes: str, reason: str | None = None) -> ConfigError:
     """The error for a value that its key does not accept."""
     because = f" ({reason})" if reason else ""
-    return ConfigError(f"{key}: got {shown(value)} from {origin}; it takes {takes}{because}")
+    got = f"{len(str(value))} characters" if key in SECRETS else shown(value)
+    return ConfigError(f"{key}: got {got} from {origin}; it takes {takes}{because}")
 
 
 def shown(value: object) -> str:
