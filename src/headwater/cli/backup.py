@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,6 +98,7 @@ def _back_up_cluster(store: StoreLocation, target: Path) -> Backup:
     from headwater.storage.offline.families import family_of
     from headwater.storage.offline.store_copy import copy_between
 
+    taken = datetime.now(UTC)
     with readable(store) as found:
         assert found.mode is not None
         copy_between(
@@ -107,7 +109,7 @@ def _back_up_cluster(store: StoreLocation, target: Path) -> Backup:
             shard_count=store.settings.acid_shard_count,
             map_bytes=store.settings.acid_map_bytes,
         )
-    return complete_backup(target, family_of(target))
+    return complete_backup(target, family_of(target), taken)
 
 
 def _restore_into_cluster(settings: Settings, source: Path, *, replace: bool) -> None:

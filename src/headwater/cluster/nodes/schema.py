@@ -85,7 +85,9 @@ def connect(url: str, application: str) -> Connection:
     }
     parameters = {name: value for name, value in defaults.items() if name not in given}
     hosts, ports = str(given.get("host") or "").split(","), str(given.get("port") or "").split(",")
-    problem = psycopg.OperationalError("no server of cluster.postgres_url takes writes")
+    problem = psycopg.OperationalError(
+        "no server of cluster.postgres_url takes writes. Name the primary, or all servers"
+    )
     for number, host in enumerate(hosts):
         address = {"host": host, "port": ports[min(number, len(ports) - 1)]}
         try:

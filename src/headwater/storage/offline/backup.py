@@ -77,13 +77,12 @@ def take_backup(source: Path, target: Path) -> Backup:
             _copy_blobs(filesystem, store, copy)
         if (source / WORKERS_NAME).exists():
             _copy_file(source / WORKERS_NAME, unfinished / WORKERS_NAME)
-        return complete_backup(unfinished, family)
+        return complete_backup(unfinished, family, datetime.now(UTC))
 
 
-def complete_backup(directory: Path, family: str) -> Backup:
-    """Add the list of its files to a complete copy of a store, of this moment."""
-    taken = datetime.now(UTC).isoformat(timespec="milliseconds")
-    backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(directory)))
+def complete_backup(directory: Path, family: str, taken: datetime) -> Backup:
+    """Add the list of its files to a complete copy of a store, which has everything of this time."""
+    backup = Backup(BACKUP_VERSION, family, taken.isoformat(timespec="milliseconds"), tuple(_listed(directory)))
     data = msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n"
     write_file(RealFilesystem(), directory / BACKUP_NAME, data)
     return backup
