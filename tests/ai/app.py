@@ -1,4 +1,4 @@
-"""A FastAPI application that answers with durable responses, run by uvicorn: in a thread, or as a process to kill.
+"""A FastAPI application that answers with durable responses, run by uvicorn (`tests/ai/processes.py`).
 
 python -m tests.ai.app STREAM_ROOT      prints its address, and ends when its stdin closes
 """
@@ -11,17 +11,15 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from headwater.ai import AG_UI, durable_response, reconnect_response, shutdown, stop_generation, stream_at
+from tests.ai.processes import WORDS, wait_until_answers
 from tests.ports import free_port
-
-WORDS = ["a", "durable", "stream", "remembers", "every", "token", "that", "was", "written", "to", "it"]
-
 
 HELD_AFTER = "stream"
 LEASE_S = float(os.environ.get("AI_TEST_LEASE_S", "30"))
@@ -116,38 +114,6 @@ def application(root: str, read_root: str | None = None) -> FastAPI:
         return {"stopped": await stop_generation(stream_at(f"{root}/answers/{chat_id}"), "the user stopped it")}
 
     return app
-
-
-@contextmanager
-def serving(root: str, read_root: str | None = None) -> Any:
-    """The application in a thread; yields its address."""
-    port = free_port()
-    server = uvicorn.Server(
-        uvicorn.Config(application(root, read_root), host="127.0.0.1", port=port, log_level="error")
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        wait_until_answers(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-def wait_until_answers(port: int) -> None:
-    import socket
-    import time
-
-    until = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert time.monotonic() < until, "the application does not listen"
-            time.sleep(0.02)
-        else:
-            return
 
 
 def main() -> None:

@@ -1,14 +1,23 @@
-"""The application as a process of its own."""
+"""The application of `tests.ai.app`, in a thread or as a process.
+
+Only what starts it imports FastAPI, because every process of the tests imports the modules of all tests.
+"""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.serving import server_environment
+
+WORDS = ["a", "durable", "stream", "remembers", "every", "token", "that", "was", "written", "to", "it"]
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -31,3 +40,36 @@ def application_process(root: str, **variables: str) -> Iterator[str]:
         process.wait(30)
         if process.stdout is not None:
             process.stdout.close()
+
+
+@contextmanager
+def serving(root: str, read_root: str | None = None) -> Iterator[str]:
+    """The application in a thread; yields its address."""
+    import uvicorn
+
+    from tests.ai.app import application
+
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(application(root, read_root), host="127.0.0.1", port=port, log_level="error")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until_answers(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def wait_until_answers(port: int) -> None:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert time.monotonic() < until, "the application does not listen"
+            time.sleep(0.02)
+        else:
+            return

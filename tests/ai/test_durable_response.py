@@ -12,8 +12,7 @@ from bench.servers import official_node
 
 from headwater.ai import AG_UI, Generation, stop_generation
 from headwater.client import AsyncStream, LeaseNotFoundError, LeaseUnsupportedError, Stream, StreamClosedError
-from tests.ai.app import WORDS, serving
-from tests.ai.processes import application_process
+from tests.ai.processes import WORDS, application_process, serving
 from tests.serving import Server
 
 

@@ -6,23 +6,28 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
 import pytest
-from mcp import types
-from mcp.server.lowlevel import Server as McpServer
-from mcp.server.streamable_http import EventMessage
 
 from headwater import AsyncClient
-from headwater.ai.mcp import DurableEventStore, DurableSessionManager
 from tests.serving import Server
+
+# The SDK is imported in the tests: it takes a second, and every process of the tests imports this module.
+if TYPE_CHECKING:
+    from mcp import types
+    from mcp.server.streamable_http import EventMessage
+
+    from headwater.ai.mcp import DurableEventStore, DurableSessionManager
 
 STEPS = 6
 
 
 def notification(number: int) -> types.JSONRPCNotification:
+    from mcp import types
+
     return types.JSONRPCNotification(jsonrpc="2.0", method="notifications/message", params={"n": number})
 
 
@@ -36,6 +41,10 @@ async def replayed(store: DurableEventStore, last_event_id: str) -> tuple[str | 
 
 
 def test_events_after_an_id_are_replayed_also_after_a_restart(server: Server, stream_name: Callable[[], str]) -> None:
+    from mcp import types
+
+    from headwater.ai.mcp import DurableEventStore
+
     async def run() -> None:
         async with AsyncClient(server.url) as client:
             store = DurableEventStore(client, stream_name(), session="../s 1")
@@ -64,6 +73,8 @@ def test_events_after_an_id_are_replayed_also_after_a_restart(server: Server, st
 
 async def call_tool(context: Any, params: Any) -> types.CallToolResult:
     """Reports its progress in steps, so that there is something to lose in the middle."""
+    from mcp import types
+
     for step in range(STEPS):
         await context.session.send_progress_notification(
             "p", step, message=f"{params.arguments['who']} {step}", related_request_id=context.request_id
@@ -76,9 +87,11 @@ async def call_tool(context: Any, params: Any) -> types.CallToolResult:
 async def mcp_client(url: str, prefix: str) -> AsyncIterator[httpx.AsyncClient]:
     """The MCP server as an ASGI application within this process, over a real socket."""
     import uvicorn
+    from mcp.server.lowlevel import Server as McpServer
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
+    from headwater.ai.mcp import DurableSessionManager
     from tests.ports import free_port
 
     async with AsyncClient(url) as client:
@@ -221,6 +234,9 @@ def test_a_session_is_opened_again_only_for_the_credential_that_opened_it(
 ) -> None:
     from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
     from mcp.server.auth.provider import AccessToken
+    from mcp.server.lowlevel import Server as McpServer
+
+    from headwater.ai.mcp import DurableSessionManager
 
     async def status(manager: DurableSessionManager, body: Any, who: str, session: str | None) -> tuple[int, str]:
         headers = [(b"content-type", b"application/json"), (b"accept", b"application/json, text/event-stream")]
@@ -266,5 +282,9 @@ def test_a_session_is_opened_again_only_for_the_credential_that_opened_it(
 
 
 def test_a_shared_store_is_refused() -> None:
+    from mcp.server.lowlevel import Server as McpServer
+
+    from headwater.ai.mcp import DurableSessionManager
+
     with pytest.raises(TypeError, match="their own"):
         DurableSessionManager(McpServer("test"), AsyncClient("http://localhost:1"), event_store=object())

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from mcp import types
 
 from headwater.ai.agents import DurableSession
-from headwater.ai.mcp import DurableEventStore
 from headwater.ai.retried_appends import RetriedAppends
 from headwater.client import NO_RETRY, AsyncClient, AsyncStream, Retry, Stream, TransportError
 from tests.client.proxies import Breaking, CutNetwork, running
@@ -19,6 +17,11 @@ QUICK = Retry(timeout_s=60, first_delay_s=0.001, max_delay_s=0.02)
 
 
 def test_sessions_store_each_event_once_when_connections_break(server: Server, stream_name: Callable[[], str]) -> None:
+    # Imported here: it takes a second, and every process of the tests imports this module.
+    from mcp import types
+
+    from headwater.ai.mcp import DurableEventStore
+
     name, prefix = stream_name(), stream_name()
     proxy = Breaking(server.url, seed=5)
 

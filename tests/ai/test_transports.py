@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.ai.app import serving
-from tests.ai.processes import application_process
+from tests.ai.processes import application_process, serving
 from tests.serving import serve
 from tests.vitest_run import check_vitest
 

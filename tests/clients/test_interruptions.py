@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ai.app import serving
+from tests.ai.processes import serving
 from tests.client.proxies import CutNetwork, running
 from tests.ports import free_port
 from tests.serving import Server, serve

@@ -13,7 +13,7 @@ import httpx
 from playwright.sync_api import expect
 
 from headwater import Stream
-from tests.ai.app import wait_until_answers
+from tests.ai.processes import wait_until_answers
 from tests.docs.markdown import REPOSITORY, blocks
 from tests.docs.running import PRINTED_ADDRESS
 from tests.examples.conftest import Tab
