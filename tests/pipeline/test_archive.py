@@ -9,9 +9,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import msgspec
-import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
@@ -176,6 +174,9 @@ def test_an_archive_from_before_incarnations_continues_where_it_ends(tmp_path: P
 
 
 def test_other_tools_read_each_row_once_before_and_after_compaction(tmp_path: Path) -> None:
+    import duckdb
+    import polars as pl
+
     for batch in range(3):
         archive_rows(tmp_path, rows_of(OLD, 5, batch * 5, stream="a"), batch * 2, f"2026-11-{14 + batch}")
         archive_rows(tmp_path, rows_of(OLD, 5, batch * 5, stream="b"), batch * 2 + 1, f"2026-11-{14 + batch}")
