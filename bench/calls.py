@@ -37,6 +37,7 @@ from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import open_store
 from headwater.http.connection import Connection
 from headwater.http.context import Context
+from headwater.http.head_cache import KNOWN_MAX
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
 from headwater.http.server import build_context, build_engine
@@ -151,6 +152,36 @@ async def count_appends(world: World, body: bytes, content_type: str = "text/pla
             await asyncio.sleep(0)
             counter.stop()
     return counter.calls / REPEATS
+
+
+async def count_spread(world: World, fields: str = "") -> float:
+    """Calls of an append to one of more streams than there are heads in the cache, `REPEATS` of them not in it.
+
+    `fields` are more headers; a `%d` in them is the number of the append to the stream.
+    """
+    connection, transport = world.connect()
+    names = [f"/v1/stream/s{number}" for number in range(KNOWN_MAX + REPEATS)]
+    for name in names:
+        await world.request(connection, transport, encode("PUT", name), b"201")
+        await world.request(connection, transport, _with(fields, encode("POST", name, b"x" * 100), 0), b"20")
+    counter = Counter()
+    for name in names[KNOWN_MAX:]:
+        append = _with(fields, encode("POST", name, b"x" * 100), 1)
+        before = len(transport.written)
+        counter.start()
+        connection.data_received(append)
+        counter.stop()
+        while len(transport.written) == before:
+            counter.start()
+            await asyncio.sleep(0)
+            counter.stop()
+        assert transport.written[-1].startswith(b"HTTP/1.1 20"), transport.written[-1]
+    return counter.calls / REPEATS
+
+
+def _with(fields: str, request: bytes, number: int) -> bytes:
+    """The request with more headers."""
+    return request.replace(b"Content-Length", (fields and fields % number).encode() + b"Content-Length", 1)
 
 
 async def count_json(world: World, *, compiled: bool) -> float:
@@ -300,11 +331,15 @@ async def count_relayed(world: World) -> float:
         first.stop()
 
 
+PRODUCER = "Producer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: %d\r\n"
 JSON_BATCH = b"[" + b",".join(b'{"number":%d,"text":"some text"}' % number for number in range(100)) + b"]"
 
 OPERATIONS: dict[str, tuple[str, Callable[[World], Any]]] = {
     "append-memory": ("memory", lambda world: count_appends(world, b"x" * 100)),
     "append-durable": ("file-durable", lambda world: count_appends(world, b"x" * 100)),
+    "append-spread": ("memory", count_spread),
+    "append-produced": ("memory", lambda world: count_spread(world, PRODUCER)),
+    "append-produced-durable": ("file-durable", lambda world: count_spread(world, PRODUCER)),
     "append-relayed": ("memory", count_relayed),
     "json-100-memory": ("memory", lambda world: count_json(world, compiled=False)),
     "read-memory": ("memory", count_reads),

@@ -231,6 +231,7 @@ FIXED_LIMITS = {
     "http.sse_encoding": ("HOLD_MAX_BYTES",),
     "http.compression": ("CHUNK_MAX_BYTES", "KEPT_MAX_BYTES", "RUNNING_MAX", "ACCEPT_MAX_BYTES"),
     "http.head_cache": ("HEAD_MAX_BYTES", "KNOWN_MAX"),
+    "http.bounded_cache": ("REPLACED_MAX",),
     "http.routing": ("ADDRESS_CACHE_MAX",),
     "http.access": ("KNOWN_HOSTS_MAX",),
     "http.follow": ("NAMES_MAX", "OFFSET_MAX_CHARS"),

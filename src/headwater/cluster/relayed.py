@@ -264,7 +264,7 @@ class RelayServer:
         peer: Peer,
         number: int,
         operation: str,
-        render: Callable[[Any], bytes],
+        render: Callable[[Any], bytes | Response],
         began_s: float,
         result: Any,
     ) -> None:
@@ -272,15 +272,19 @@ class RelayServer:
         self._repeated -= 1
         context = self._context
         beginnings = context.common_headers.beginnings
+        response = result
         if isinstance(result, Refusal):
             response = problem(result)
-            status, body = response.status, response.body
-            headers = response.headers + b"Content-Length: %d\r\n\r\n" % len(body)
-            peer.send(frames.WHOLE, number, beginnings[status] + headers + body)
-        else:
+        elif type(result) is not bytes:
+            response = render(result)
+        if type(response) is bytes:
             status = NO_CONTENT
-            headers = result if type(result) is bytes else render(result)
-            peer.send(frames.WHOLE, number, b"%b%b\r\n" % (beginnings[NO_CONTENT], headers))
+            peer.send(frames.WHOLE, number, b"%b%b\r\n" % (beginnings[NO_CONTENT], response))
+        else:
+            status, headers, body = response.status, response.headers, response.body
+            if status != NO_CONTENT:
+                headers += b"Content-Length: %d\r\n" % len(body)
+            peer.send(frames.WHOLE, number, b"%b%b\r\n%b" % (beginnings[status], headers, body))
         context.metrics.count_request(operation, status, perf_counter() - began_s)
 
     @property

@@ -58,7 +58,7 @@ class WorkerRouter(Router):
         placements: Placements,
         reads: SharedReads,
     ) -> None:
-        super().__init__(routes)
+        super().__init__(routes, self._is_local)
         self._reads = reads
         self._placements = placements
         placements.on_placed = self.head_cache.clear
@@ -112,6 +112,13 @@ class WorkerRouter(Router):
         if peer is None:
             raise unavailable(owner, 0)
         return RelayedUpload(peer, request, begin, is_next=is_next)
+
+    def _is_local(self, name: str) -> bool:
+        """Whether this worker handles the appends to a stream."""
+        owner = self._owners.get(name)
+        if owner is None:
+            owner = self._map.owner_of(name)
+        return owner == self._worker and name not in self._placements.by_name
 
     def _at_home(self, context: Context, request: Request, route: Route, address: Address) -> Route:
         """The route of a stream that this worker is the home of: it may be placed at another worker."""

@@ -10,11 +10,12 @@ from headwater.core import native
 from headwater.core.content import Messages
 from headwater.core.fencing import TOKEN_PREFIX, WriteCredentials
 from headwater.core.json_steps import STEP_BYTES
-from headwater.core.producers import parse_producer
+from headwater.core.producers import ProducerHeaders, parse_producer
 from headwater.core.rules import AppendOutcome
 from headwater.core.subscription_errors import TokenInvalid
 from headwater.engine.results import Appended
 from headwater.http.context import Context
+from headwater.http.head_cache import PRODUCER_HEADERS
 from headwater.http.headers import NEXT_OFFSET, NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next_offset
 from headwater.http.paths import STREAM, Address
 from headwater.http.request import Request
@@ -22,30 +23,23 @@ from headwater.http.responses import Deferred, Repeat, Response
 from headwater.http.splitting import Done, with_messages
 
 _BEGINNING: Final = NO_STORE + NEXT_OFFSET
-_SPECIAL_HEADERS: Final = frozenset(
-    (
-        b"producer-id",
-        b"producer-epoch",
-        b"producer-seq",
-        b"stream-seq",
-        b"stream-closed",
-        b"write-fence",
-        b"write-token",
-        b"authorization",
-    )
-)
-"""Headers that exclude an append from the fast path."""
+_PRODUCER_HEADERS: Final = frozenset(PRODUCER_HEADERS)
+_SPECIAL_HEADERS: Final = frozenset((b"stream-seq", b"stream-closed", b"write-fence", b"write-token", b"authorization"))
+"""Headers that exclude an append from the fast paths."""
 
 
 def handle(context: Context, request: Request, address: Address) -> Deferred:
     headers = request.headers
     content_type = headers.get(b"content-type")
-    if address.pattern == STREAM and len(request.body) <= STEP_BYTES and _SPECIAL_HEADERS.isdisjoint(headers):
-        # Only outside buckets: a stream of a bucket is looked up in its bucket each time.
-        text = content_type.decode("latin-1") if content_type is not None else None
-        repeat = Repeat(partial(context.engine.append_plain, address.name, text), _BEGINNING, _headers)
+    text = content_type.decode("latin-1") if content_type is not None else None
+    # Only outside buckets: a stream of a bucket is looked up in its bucket each time.
+    is_repeatable = (
+        address.pattern == STREAM and len(request.body) <= STEP_BYTES and _SPECIAL_HEADERS.isdisjoint(headers)
+    )
+    if is_repeatable and _PRODUCER_HEADERS.isdisjoint(headers):
+        repeat_for = partial(_repeat, context, text)
         first = partial(context.engine.append, address.name, text, request.body, None, None, False)
-        return Deferred(first, _render, None, repeat)
+        return Deferred(first, _render, None, repeat_for(address.name, None), repeat_for)
     producer = None
     if b"producer-id" in headers or b"producer-epoch" in headers or b"producer-seq" in headers:
         producer = parse_producer(
@@ -54,7 +48,7 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
     begin: Callable[[Done], None] = partial(
         context.engine.append,
         address.name,
-        content_type.decode("latin-1") if content_type is not None else None,
+        text,
         request.body,
         producer,
         request.header(b"stream-seq") if b"stream-seq" in headers else None,
@@ -66,7 +60,39 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
         begin = _with_credentials(begin, request)
     if len(request.body) > STEP_BYTES:
         begin = with_messages(context, request, partial(_append, begin))
-    return Deferred(begin, _render if producer is None else partial(_render_to_producer, bool(request.body)))
+    if producer is None:
+        return Deferred(begin, _render)
+    render = partial(_render_to_producer, bool(request.body))
+    return Deferred(
+        begin, render, None, None, partial(_repeat, context, text, render=render) if is_repeatable else None
+    )
+
+
+def _repeat(
+    context: Context,
+    content_type: str | None,
+    name: str,
+    producer: ProducerHeaders | None,
+    render: Callable[[Appended], Response] | None = None,
+) -> Repeat | None:
+    """How to process appends to a stream that have only a body, its type, and maybe a producer."""
+    engine = context.engine
+    if name not in engine.catalog.by_name or len(name) > context.limits.max_name_bytes:
+        return None
+    if render is None:
+        return Repeat(partial(engine.append_plain, name, content_type), _BEGINNING, _headers)
+    return Repeat(partial(_append_produced, engine.append, name, content_type, producer), b"", render)
+
+
+def _append_produced(
+    append: Callable[..., None],
+    name: str,
+    content_type: str | None,
+    producer: ProducerHeaders | None,
+    body: bytes,
+    done: Callable[[object], None],
+) -> None:
+    append(name, content_type, body, producer, None, False, done)
 
 
 def _with_credentials(append: Callable[..., None], request: Request) -> Callable[..., None]:

@@ -182,14 +182,22 @@ class Connection(asyncio.Protocol):
         if self._writing is IDLE and parser.state is IDLE and not self._queue and not self._flow.reasons:
             # Usually the head is the same as that of the previous request: then it is not looked up.
             known = self._known
-            if known is None or len(data) != known.size or not data.startswith(known.head):
+            if (
+                known is None
+                or len(data) != known.size
+                or not data.startswith(known.head)
+                or not known.generation.is_current
+            ):
                 known = self._known = self._router.head_cache.find(data)
             if known is not None:
                 self._answer_known(known, data[len(known.head) :])
                 return
             self._feed(data)
             if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
-                self._router.head_cache.remember(data, self._queue[0])
+                known = self._known = self._router.head_cache.remember(data, self._queue[0])
+                if known is not None:
+                    self._queued_bytes = 0
+                    self._answer(self._queue.popleft(), known)
         elif self._unparsed:
             self._unparsed += data
         elif self._writing is LINGERING and self._context.connections.has_many_refused:
@@ -363,7 +371,7 @@ class Connection(asyncio.Protocol):
     def _rest(self) -> None:
         """Free what only the next request needs: most connections are idle most of the time."""
         self._began_s = 0.0
-        self._request = None  # type: ignore[assignment]
+        self._request = self._known = None  # type: ignore[assignment]
         self._queue = _NO_REQUESTS
         self._parser.rest()
 
@@ -441,12 +449,14 @@ class Connection(asyncio.Protocol):
             if isinstance(result, Refusal):
                 self._send(problem(result))
                 return
-            headers = self._repeat.render(result)
-            if self._is_last:
-                self._write_whole(Response(NO_CONTENT, headers))
+            response = self._repeat.render(result)
+            if isinstance(response, Response):
+                self._write_whole(response)
+            elif self._is_last:
+                self._write_whole(Response(NO_CONTENT, response))
             else:
                 context = self._context
-                self._transport.write(context.common_headers.beginnings[NO_CONTENT] + headers + _END)
+                self._transport.write(context.common_headers.beginnings[NO_CONTENT] + response + _END)
                 context.metrics.count_request(self._operation, NO_CONTENT, perf_counter() - self._began_s)
             self._finish()
         except Refusal as refusal:
@@ -485,6 +495,8 @@ class Connection(asyncio.Protocol):
                     # A repetition skips these steps, and with them the count of connections and the CORS headers.
                     is_plain = self._namespace is None and b"origin" not in request.headers
                     known.repeat = response.repeat if is_plain else None
+                    if is_plain and namespaces is None and response.repeat_for is not None:
+                        self._router.head_cache.remember_headers(known, response.repeat_for)
                 response.begin(partial(self._complete, request, response.render))
             else:
                 self._send(response)

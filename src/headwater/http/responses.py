@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from headwater.core.errors import Refusal
+from headwater.core.producers import ProducerHeaders
 from headwater.core.subscription_errors import SubscriptionRefusal
 from headwater.http.headers import NO_STORE, REASONS, header
 
@@ -41,14 +42,19 @@ class PiecewiseResponse(msgspec.Struct, frozen=True):
 
 
 class Repeat(msgspec.Struct, frozen=True):
-    """How to process another request that differs only in its body. The response is 204, or a refusal."""
+    """How to process another request that differs only in its body."""
 
     begin: Callable[[bytes, Callable[[Any], None]], bytes | None]
-    """Returns the rest of the headers if the response is complete, or None if the callback gets the result."""
+    """Returns the rest of the headers of a 204 if the response is complete, or None if the callback gets the result."""
     beginning: bytes
     """The headers before that rest."""
-    render: Callable[[Any], bytes]
-    """The headers of the response for the result."""
+    render: Callable[[Any], bytes | Response]
+    """The response for the result; bytes are the headers of a 204."""
+
+
+RepeatFor: TypeAlias = Callable[[str, ProducerHeaders | None], Repeat | None]
+"""How to process an append to the stream with this name by this producer; None if there is no stream with exactly this
+name."""
 
 
 class Deferred(msgspec.Struct, frozen=True):
@@ -60,6 +66,8 @@ class Deferred(msgspec.Struct, frozen=True):
     """The operation in metrics, instead of the route's."""
     repeat: Repeat | None = None
     """Set if requests with the same head differ only in their body."""
+    repeat_for: RepeatFor | None = None
+    """Set if appends to other streams, and with other values of a producer, can have the same headers."""
 
 
 class Channel(Protocol):

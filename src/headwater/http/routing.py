@@ -14,6 +14,7 @@ import httptools
 
 from headwater.core.errors import BadRequest, MethodNotAllowed
 from headwater.engine.uploads import BlobUpload
+from headwater.http.bounded_cache import BoundedCache
 from headwater.http.context import Context
 from headwater.http.head_cache import HeadCache
 from headwater.http.paths import SERVER, Address, resolve_path
@@ -50,14 +51,14 @@ class Route:
 
 
 class Router:
-    def __init__(self, routes: tuple[Route, ...]) -> None:
+    def __init__(self, routes: tuple[Route, ...], is_local: Callable[[str], bool] | None = None) -> None:
         self._methods: dict[str, dict[bytes, Route]] = {}
         """Routes by pattern and method; a live route has its mode after the method."""
         for route in routes:
             key = f"{route.method} {route.live}".strip().encode()
             self._methods.setdefault(route.pattern, {})[key] = route
-        self._addresses: dict[bytes, Address] = {}
-        self.head_cache: Final = HeadCache()
+        self._addresses: BoundedCache[bytes, Address] = BoundedCache(ADDRESS_CACHE_MAX)
+        self.head_cache: Final = HeadCache(is_local)
         """Part of the router, because another router processes the same head differently."""
 
     def resolve(self, context: Context, request: Request) -> tuple[Route, Address]:
@@ -106,9 +107,7 @@ class Router:
             raise BadRequest("The request target is not a valid URL; percent-encode its special characters.") from None
         path = url.path or b"/"
         address = resolve_path(path, context.limits.max_name_bytes, context.root_aliases)
-        if len(self._addresses) >= ADDRESS_CACHE_MAX:
-            self._addresses.clear()
-        self._addresses[path] = address
+        self._addresses.put(path, address)
         return address, url.query or b""
 
 
