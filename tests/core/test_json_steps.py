@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Generator
 
 import pytest
@@ -13,10 +14,12 @@ from headwater.core import json_steps, native
 from headwater.core.content import Messages, elements_of, split_json
 from headwater.core.errors import EmptyBody, InvalidJson, MessageTooLarge, Refusal, TooManyMessages
 from headwater.core.json_steps import needs_steps, split_json_in_steps
+from tests.measured import least
 
 pytestmark = pytest.mark.usefixtures("build")
 
 MANY = 10_000_000
+STEP_MAX_MS = 50.0
 
 
 def run(steps: Generator[None, None, Messages]) -> tuple[Messages, int]:
@@ -159,6 +162,39 @@ def test_a_message_above_the_limit_is_refused() -> None:
         with pytest.raises(MessageTooLarge):
             split(body, max_message_bytes=100_000)
     assert split(b"[1," + large + b",2]").lengths == (2, len(large) + 1, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b" " * 6_000_000, id="white space"),
+        pytest.param(b" " * 3_000_000 + b"1" + b" " * 3_000_000, id="white space around a value"),
+        pytest.param(b"[" + b" " * 6_000_000 + b"x]", id="white space in an array"),
+        pytest.param(b'["' + rb"\n" * 3_000_000 + b'"x]', id="escapes before an error"),
+        pytest.param(b'["' + rb"\n" * 3_000_000, id="escapes without an end"),
+        pytest.param(b'"' + rb"\n" * 400_000 + b'"x', id="one value with escapes before an error"),
+    ],
+)
+def test_no_step_of_a_body_without_content_is_long(body: bytes) -> None:
+    """Each of them once took a step of seconds."""
+    assert least(lambda: longest_step_ms(body), STEP_MAX_MS) < STEP_MAX_MS
+
+
+def longest_step_ms(body: bytes) -> float:
+    steps = split_json_in_steps(body, max_messages=MANY, max_message_bytes=1_000_000)
+    longest_s = 0.0
+    while True:
+        began_s = time.thread_time()
+        try:
+            next(steps)
+        except (StopIteration, Refusal):
+            return 1000 * max(longest_s, time.thread_time() - began_s)
+        longest_s = max(longest_s, time.thread_time() - began_s)
+
+
+def test_half_of_a_surrogate_pair_is_named_at_the_beginning_of_a_large_body() -> None:
+    with pytest.raises(InvalidJson, match="surrogate"):
+        split(rb'["\ud800"' + b" " * 2_000_000 + b"]")
 
 
 def test_small_bodies_are_split_in_one_call() -> None:

@@ -60,6 +60,19 @@ def json_deep(load: Load) -> None:
     assert load.send("POST", "/v1/stream/deep", JSON, body).status in {204, 400, 413}
 
 
+def json_malformed(load: Load) -> None:
+    """Bodies that are refused only at their end."""
+    load.must("PUT", "/v1/stream/malformed", JSON)
+    size = load.size(60 * MIB)
+    for body in (
+        b" " * size,
+        b"[" + b" " * size + b"x]",
+        b'["' + rb"\n" * (size // 2) + b'"x]',
+        b'["' + rb"\"" * (size // 2),
+    ):
+        assert load.send("POST", "/v1/stream/malformed", JSON, body).status in {400, 413}
+
+
 def big_append(load: Load) -> None:
     load.must("PUT", "/v1/stream/big", TEXT)
     body = b"b" * load.size(60 * MIB)
@@ -516,6 +529,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _memory("json-at-limit", "the largest accepted batch of one-byte elements", json_at_limit),
     _memory("json-large", "60 MiB of ordinary JSON in one body", json_large, share=0.1),
     _memory("json-deep", "20 MiB of values nested 400 deep", json_deep),
+    _memory("json-malformed", "60 MiB of white space, and of escapes before an error", json_malformed, share=0.04),
     _memory("append-memory", "60 MiB in one append", big_append, share=0.3),
     Operation("append-file-durable", "60 MiB in one append, three times", big_append, mode="file-durable", share=0.3),
     Operation("append-acid", "60 MiB in one append, three times", big_append, mode="acid", share=0.3),

@@ -20,6 +20,8 @@ JSON_MEDIA_TYPE: Final = "application/json"
 
 TYPE_MAX_CHARS: Final = 1024
 """Length of a content type: it is kept in memory for each stream and each snapshot."""
+DESCRIBED_BYTES: Final = 64 * 1024
+"""How much of an invalid JSON body is searched for half of a surrogate pair, to name it in the error."""
 _TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 _PARAMETER: Final = rf"{_TOKEN}=(?:{_TOKEN}|{_QUOTED})"
@@ -118,16 +120,19 @@ def split_body(content_type: str, body: bytes, *, creating: bool = False) -> Mes
 
 
 def invalid_json(body: bytes, error: msgspec.DecodeError) -> InvalidJson:
-    """Describe the error in a body. The decoder reports half of a surrogate pair as truncated input; this names it."""
+    """Describe the error in a body. The decoder reports half of a surrogate pair as truncated input; this names it.
+
+    Only the beginning is searched for one: a body may consist of escapes, and each takes half a microsecond.
+    """
     high: re.Match[bytes] | None = None
-    for escape in _ESCAPE.finditer(body):
+    for escape in _ESCAPE.finditer(body, 0, DESCRIBED_BYTES):
         unit = int(escape[1], 16) if escape[1] is not None else 0
         if high is not None and not (0xDC00 <= unit <= 0xDFFF and escape.start() == high.end()):
             return _lone_surrogate(high)
         if high is None and 0xDC00 <= unit <= 0xDFFF:
             return _lone_surrogate(escape)
         high = escape if 0xD800 <= unit <= 0xDBFF else None
-    if high is not None:
+    if high is not None and (len(body) <= DESCRIBED_BYTES or high.end() + 6 <= DESCRIBED_BYTES):
         return _lone_surrogate(high)
     return InvalidJson(f"The body is not valid JSON; correct it: {error}.")
 

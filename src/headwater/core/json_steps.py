@@ -44,16 +44,19 @@ def split_json_in_steps(
     body: bytes, *, max_messages: int, max_message_bytes: int, allow_empty: bool = False
 ) -> Generator[None, None, Messages]:
     """The messages of a JSON body, as `split_json` returns them. Yields between steps."""
+    end = yield from _end_without_whitespace(body)
+    if len(body) - end > SCAN_STEP_BYTES:
+        body = body[:end]
     scanned = yield from _scan_in_steps(body, max_messages, max_message_bytes)
     if scanned is not None:
         return scanned
     yield from _check_utf8(body)
-    begin = _skip_whitespace(body, 0)
+    begin = yield from _skip_whitespace(body, 0)
     if body[begin : begin + 1] != b"[":
         if len(body) > max_message_bytes:
             raise too_large(max_message_bytes)
-        return split_json(body, allow_empty=allow_empty)
-    end = len(body.rstrip(_WHITESPACE)) - 1
+        return split_json(body[begin:end], allow_empty=allow_empty)
+    end -= 1
     if end <= begin or body[end] != ord("]"):
         raise InvalidJson("The body is not valid JSON: the array does not end; add the missing ].")
     at = begin + 1
@@ -93,13 +96,14 @@ def too_large(max_message_bytes: int) -> MessageTooLarge:
 
 def _scan_in_steps(body: bytes, max_messages: int, max_message_bytes: int) -> Generator[None, None, Messages | None]:
     """The messages of an array as the compiled scanner splits it; None if it leaves the body to the decoder."""
-    at = _skip_whitespace(body, 0) + 1
+    at = (yield from _skip_whitespace(body, 0)) + 1
     if body[at - 1 : at] != b"[":
         return None
     payload = BytesIO()
     lengths: list[int] = []
     is_ascii = True
     while at:
+        at = yield from _skip_whitespace(body, at)
         scanned = native.scan(body, at, at + SCAN_STEP_BYTES, max_message_bytes)
         if scanned is None:
             return None
@@ -133,7 +137,7 @@ def _next_piece(
     body: bytes, at: int, end: int, max_message_bytes: int
 ) -> Generator[None, None, tuple[list[msgspec.Raw], int]]:
     """The elements of the next piece of the array, and where the one after it begins (after `end` if there is none)."""
-    first = _skip_whitespace(body, at)
+    first = yield from _skip_whitespace(body, at)
     likely_end = _ENDS.get(body[first : first + 1], b",")
     size = STEP_BYTES
     while True:
@@ -141,6 +145,11 @@ def _next_piece(
         for _ in range(GUESSES):
             found = body.find(likely_end, search_from, end) if search_from < end else -1
             comma = found + len(likely_end) - 1 if found >= 0 else end
+            if comma - search_from > max_message_bytes:
+                # Decoding would take long. If there is no comma at all, it is one element.
+                if likely_end == b",":
+                    raise too_large(max_message_bytes)
+                break
             piece = body[at:comma]
             try:
                 return elements_of(b"[%b]" % piece), comma + 1
@@ -165,7 +174,26 @@ def _is_within(error: msgspec.DecodeError, size: int) -> bool:
     return found is not None and int(found[1]) <= size
 
 
-def _skip_whitespace(body: bytes, at: int) -> int:
-    while at < len(body) and body[at] in _WHITESPACE:
-        at += 1
+def _skip_whitespace(body: bytes, at: int) -> Generator[None, None, int]:
+    """Where the white space that begins at `at` ends: there may be as much of it as fits into a body."""
+    while at < len(body):
+        part = body[at : at + SCAN_STEP_BYTES]
+        rest = len(part.lstrip(_WHITESPACE))
+        at += len(part) - rest
+        if rest:
+            break
+        yield
     return at
+
+
+def _end_without_whitespace(body: bytes) -> Generator[None, None, int]:
+    """Where the white space at the end of a body begins."""
+    end = len(body)
+    while end:
+        part = body[max(0, end - SCAN_STEP_BYTES) : end]
+        rest = len(part.rstrip(_WHITESPACE))
+        end -= len(part) - rest
+        if rest:
+            break
+        yield
+    return end

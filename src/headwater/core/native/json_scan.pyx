@@ -300,7 +300,8 @@ def scan(bytes body, Py_ssize_t begin, Py_ssize_t stop, Py_ssize_t max_bytes):
     try:
         while True:
             first = skip_space(at, end)
-            at = skip_value(first, end, 1, &seen)
+            # A larger element is not scanned to its end, because that would take long.
+            at = skip_value(first, first + max_bytes + 1 if end - first > max_bytes else end, 1, &seen)
             if at == NULL or at - first > max_bytes:
                 return None
             if count == room:
