@@ -48,37 +48,49 @@ def body_of(size: int, *, json_mode: bool) -> str:
     return '{"k":"' + "x" * (size - frame) + '"}'
 
 
+def run_wrk(url: str, load: Load, paths: list[str], threads: int = 1) -> dict[str, int]:
+    """Append with wrk, each thread to `load.streams` of these streams; returns the totals that `append.lua` prints."""
+    done = subprocess.run(
+        [
+            "wrk",
+            f"--threads={threads}",
+            f"--connections={load.connections}",
+            f"--duration={load.seconds}s",
+            "--timeout=10s",
+            f"--script={_SCRIPT}",
+            url,
+            "--",
+            load.content_type,
+            load.body,
+            str(load.streams),
+            *paths,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=load.seconds + 30,
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith(_RESULT))
+    result: dict[str, int] = json.loads(line.removeprefix(_RESULT))
+    if result["refused"] or result["broken"] or not result["requests"]:
+        raise SystemExit(f"{url}: not every append was acknowledged: {result}")
+    return result
+
+
+def need_wrk() -> None:
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is missing; on Debian: apt-get install wrk")
+
+
 def run_round(server: Running, load: Load, number: int) -> Round:
     paths = [f"/v1/stream/bench-{number}-{index}" for index in range(load.streams)]
     with httpx.Client(base_url=server.url) as http:
         for path in paths:
             http.put(path, headers={"Content-Type": load.content_type}).raise_for_status()
         with on_core(LOAD_CORE):
-            done = subprocess.run(
-                [
-                    "wrk",
-                    "--threads=1",
-                    f"--connections={load.connections}",
-                    f"--duration={load.seconds}s",
-                    "--timeout=10s",
-                    f"--script={_SCRIPT}",
-                    server.url,
-                    "--",
-                    load.content_type,
-                    load.body,
-                    *paths,
-                ],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=load.seconds + 30,
-            )
+            result = run_wrk(server.url, load, paths)
         for path in paths:
             http.delete(path).raise_for_status()
-    line = next(line for line in done.stdout.splitlines() if line.startswith(_RESULT))
-    result = json.loads(line.removeprefix(_RESULT))
-    if result["refused"] or result["broken"] or not result["requests"]:
-        raise SystemExit(f"{server.name}: not every append was acknowledged: {result}")
     return Round(
         server.name,
         result["requests"] / (result["duration_us"] / 1e6),
@@ -117,9 +129,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON streams instead of text")
     parser.add_argument("--mode", choices=STORAGE_MODES, default="memory")
     arguments = parser.parse_args()
-    if shutil.which("wrk") is None:
-        raise SystemExit("wrk is missing; on Debian: apt-get install wrk")
-
+    need_wrk()
     load = Load(
         connections=arguments.connections,
         streams=arguments.streams,

@@ -2,35 +2,39 @@
 
     python -m bench.workers                         100 bytes, 32 connections, in memory; 1 process, 2, 4 and 8 workers
 
-Appends: every connection appends to its own stream, or to 500 streams in turn, most of which another worker owns.
-Fan-out: 40 events per second of one stream to 200 SSE readers. Replay: 8 connections that read one stream of 4 MiB
-from its beginning. CPU time is that of all processes of the server, per append, delivered event, or MiB. The load
-generator uses the same cores. A round is repeated if other programs, or other machines of the host, used more than a
-twentieth of these cores during it.
+Appends, sent by wrk: each of its 8 threads has 4 connections and one stream, and the workers own equally many of these
+streams; or each of 2 threads appends to 500 streams in turn, most of which another worker owns. Fan-out: 40 events per
+second of one stream to 200 SSE readers. Replay: 8 connections that read one stream of 4 MiB from its beginning. CPU
+time is that of all processes of the server, and of wrk, per append, delivered event, or MiB. The load generator uses
+the same cores. A round is repeated if other programs, or other machines of the host, used more than a twentieth of
+these cores during it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
+import resource
 import socket
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import psutil
 import uvloop
+from tests.cluster.workers import name_in
 from tests.serving import Server, serve
 
-from bench.limits import Sender, encode
+from bench.append import Load, body_of, need_wrk, run_wrk
+from bench.limits import encode
 from bench.servers import STORAGE_MODES
 
+OWN_STREAMS = 8
+"""Streams of the connections that use one each: a multiple of the number of workers, so that each has equally many."""
 READERS = 200
 EVENTS_PER_S = 40
 EVENT = b"<event>"
@@ -40,18 +44,6 @@ OTHERS_MAX = 0.05
 ATTEMPTS = 4
 """Rounds until one is accepted although it was disturbed."""
 TIMES = "\N{MULTIPLICATION SIGN}"
-
-
-class RotatingSender(Sender):
-    """Sends the requests of a list in turn."""
-
-    def __init__(self, requests: list[bytes], latencies_s: list[float]) -> None:
-        super().__init__(requests[0], latencies_s)
-        self._requests: Iterator[bytes] = itertools.cycle(requests)
-
-    def _send(self) -> None:
-        self._request = next(self._requests)
-        super()._send()
 
 
 class CountingReader(asyncio.Protocol):
@@ -160,7 +152,7 @@ async def replay(connections: int, server: Server, seconds: float) -> tuple[floa
     return count / took_s, cpu_s / max(1e-9, count) * 1e6
 
 
-Measure = Callable[[Server, float], Coroutine[Any, Any, tuple[float, ...]]]
+Measure = Callable[[Server, int], tuple[float, ...]]
 
 
 class Undisturbed:
@@ -170,20 +162,26 @@ class Undisturbed:
         self._servers = servers
         self.repeated = 0
 
-    def run(self, measure: Measure, server: Server, seconds: float) -> tuple[float, ...]:
+    def run(self, measure: Measure, server: Server, seconds: int) -> tuple[float, ...]:
         for _ in range(ATTEMPTS - 1):
             others_s, began_s = self._others_s(), time.perf_counter()
-            found = uvloop.run(measure(server, seconds))
+            found = measure(server, seconds)
             if self._others_s() - others_s <= OTHERS_MAX * CORES * (time.perf_counter() - began_s):
                 return found
             self.repeated += 1
-        return uvloop.run(measure(server, seconds))
+        return measure(server, seconds)
 
     def _others_s(self) -> float:
         """CPU time of other programs, and time that the host used for other machines."""
         times = psutil.cpu_times()
         used_s = times.user + times.nice + times.system + getattr(times, "steal", 0.0)
-        return used_s - time.process_time() - sum(cpu_of(server) for server in self._servers)
+        return used_s - time.process_time() - cpu_of_wrk() - sum(cpu_of(server) for server in self._servers)
+
+
+def cpu_of_wrk() -> float:
+    """User and system time of the runs of wrk that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def cpu_of(server: Server) -> float:
@@ -193,24 +191,16 @@ def cpu_of(server: Server) -> float:
     return sum(time.clock_gettime(~process.pid << 3 | 2) for process in processes)
 
 
-async def load(per_connection: list[list[bytes]], server: Server, seconds: float) -> tuple[float, float, float]:
-    """Appends per second, CPU microseconds of the server per append, and the share of a core that this program used."""
-    loop = asyncio.get_running_loop()
-    latencies_s: list[float] = []
-    senders = []
-    for requests in per_connection:
-        make = partial(RotatingSender, requests, latencies_s)
-        _, sender = await loop.create_connection(make, "127.0.0.1", server.port)
-        senders.append(sender)
-    await asyncio.sleep(min(0.5, seconds))
-    before, cpu_s, began_s, own_s = len(latencies_s), cpu_of(server), time.perf_counter(), time.process_time()
-    await asyncio.sleep(seconds)
-    count, cpu_s, took_s = len(latencies_s) - before, cpu_of(server) - cpu_s, time.perf_counter() - began_s
-    own_s = time.process_time() - own_s
-    for sender in senders:
-        sender.is_last = True
-    await asyncio.gather(*(sender.stopped for sender in senders))
-    return count / took_s, cpu_s / max(1, count) * 1e6, own_s / took_s
+def append(
+    connections: int, streams: int, names: list[str], threads: int, server: Server, seconds: int
+) -> tuple[float, float, float]:
+    """Appends per second, and CPU microseconds of the server and of wrk per append."""
+    load = Load(connections, streams, seconds, body_of(100, json_mode=False), "text/plain")
+    paths = [f"/v1/stream/{name}" for name in names]
+    cpu_s, wrk_s = cpu_of(server), cpu_of_wrk()
+    result = run_wrk(server.url, load, paths, threads)
+    count, cpu_s, wrk_s = result["requests"], cpu_of(server) - cpu_s, cpu_of_wrk() - wrk_s
+    return count / (result["duration_us"] / 1e6), cpu_s / count * 1e6, wrk_s / count * 1e6
 
 
 def table(found: dict[str, list[tuple[float, ...]]]) -> str:
@@ -228,12 +218,13 @@ def table(found: dict[str, list[tuple[float, ...]]]) -> str:
         cells = []
         for kind, (_, has_rate) in kinds.items():
             rounds, first = (found[f"{each} workers, {kind}"] for each in (number, numbers[0]))
-            rate, cpu_us = (statistics.median(values) for values in list(zip(*rounds, strict=True))[:2])
+            rate, cpu_us, *wrk_us = (statistics.median(values) for values in zip(*rounds, strict=True))
             ratios = [(one[0] / other[0], one[1] / other[1]) for one, other in zip(rounds, first, strict=True)]
             times, cpu_times = (statistics.median(values) for values in zip(*ratios, strict=True))
             ratio = number != numbers[0]
-            cell = (f"{rate:,.0f} per s" + (f" ({times:.2f} {TIMES})" if ratio else "") + ", ") if has_rate else ""
-            cells.append(cell + f"{cpu_us:.1f} µs" + (f" ({cpu_times:.2f} {TIMES})" if ratio else ""))
+            cell = (f"{rate:,.0f} per s" + (f" ({times:.2f} {TIMES})" if ratio else "") + "; ") if has_rate else ""
+            cell += f"{cpu_us:.1f} µs" + (f" ({cpu_times:.2f} {TIMES})" if ratio else "")
+            cells.append(cell + "".join(f", wrk {value:.1f} µs" for value in wrk_us))
         lines.append(f"| {number if number == 1 else f'{number} workers'} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -244,16 +235,16 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a round")
+    parser.add_argument("--seconds", type=int, default=3, help="length of a round")
     chosen = parser.parse_args()
-    body = b"x" * 100
+    need_wrk()
     names = [f"w{number}" for number in range(500)]
-    loads = {
-        "one stream": [[encode("POST", f"/v1/stream/w{number}", body)] for number in range(chosen.connections)],
-        "500 streams": [
-            [encode("POST", f"/v1/stream/{name}", body) for name in names[number:] + names[:number]]
-            for number in range(chosen.connections)
-        ],
+    own_names = [name_in(number, OWN_STREAMS, "own") for number in range(OWN_STREAMS)]
+    measures: dict[str, Measure] = {
+        "one stream": partial(append, chosen.connections, 1, own_names, OWN_STREAMS),
+        "500 streams": partial(append, chosen.connections, len(names), names, 2),
+        "fan-out": lambda server, seconds: uvloop.run(fan_out(server, seconds)),
+        "replay": lambda server, seconds: uvloop.run(replay(8, server, seconds)),
     }
     found: dict[str, list[tuple[float, ...]]] = {}
     began_with = os.getloadavg()[0]
@@ -270,11 +261,9 @@ def main() -> None:
             for workers in chosen.workers
         }
         for server in servers.values():
-            puts = [encode("PUT", f"/v1/stream/{name}", b"") for name in (*names, "hot")]
+            puts = [encode("PUT", f"/v1/stream/{name}", b"") for name in (*names, *own_names, "hot")]
             puts.append(encode("PUT", "/v1/stream/replayed", b"r" * 4 * 2**20))
             create(server, puts)
-        measures: dict[str, Measure] = {kind: partial(load, requests) for kind, requests in loads.items()}
-        measures |= {"fan-out": fan_out, "replay": partial(replay, 8)}
         undisturbed = Undisturbed(list(servers.values()))
         for _ in range(chosen.rounds):
             for kind, measure in measures.items():
@@ -283,10 +272,10 @@ def main() -> None:
                     found.setdefault(f"{workers} workers, {kind}", []).append(result)
     print(f"{undisturbed.repeated} rounds were repeated because they were disturbed")
     print(f"load average {began_with:.1f} at the beginning, {os.getloadavg()[0]:.1f} at the end")
-    print(f"{'load':<28}{'per second':>12}{'CPU us':>9}{'generator':>11}")
+    print(f"{'load':<28}{'per second':>12}{'CPU us':>9}{'wrk us':>9}")
     for name, results in found.items():
-        rate, cpu_us, *own = (statistics.median(values) for values in zip(*results, strict=True))
-        print(f"{name:<28}{rate:>12.0f}{cpu_us:>9.1f}" + "".join(f"{share:>11.0%}" for share in own))
+        rate, *cpu_us = (statistics.median(values) for values in zip(*results, strict=True))
+        print(f"{name:<28}{rate:>12.0f}" + "".join(f"{value:>9.1f}" for value in cpu_us))
     print(table(found))
     print(json.dumps({"benchmark": "workers", "mode": chosen.mode, "rounds": found}))
 
