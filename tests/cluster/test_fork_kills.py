@@ -1,7 +1,8 @@
 """kill -9 between the records of a fork whose name and source have different owners, at every step.
 
 Worker 2 has the source (itself a placed fork, so that its placement is known without it), worker 1 is the home of the
-fork's name. A worker is stopped with SIGSTOP until the journal of the other shows that it has written its record.
+fork's name. In the first tests a worker is stopped with SIGSTOP until the journal of the other shows that it has
+written its record. In the last one, the worker of each single write is killed before, in the middle of or after it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,28 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from headwater.cluster.placements import PREFIX
+from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.offline.check import check
+from headwater.storage.offline.families import locked, tools_of
+from headwater.storage.offline.interface import open_reader
+from headwater.storage.worker_stores import store_directories
+from tests.cluster.killed_at_writes import MOMENTS, count_of_writes, is_planned, kill_at
 from tests.cluster.workers import name_in, process_of, processes, wait_for_restart
 from tests.serving import Server, serve
 from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 HOME, PLACE = 1, 2
+WRITES_OF_A_LIFE = 14
+"""Writes to journals in the life of a family: 4 creations, 4 deletions, and 3 placements with their removals."""
+NEVER = 10**9
 SETTINGS = {
     "DS_SERVER__WORKERS": "3",
     "DS_STORAGE__MODE": "file-durable",
@@ -40,9 +51,15 @@ class Family:
         self.origin = name_in(PLACE, 3, f"origin{number}-")
         self.source = name_in(0, 3, f"source{number}-")
         self.fork = name_in(HOME, 3, f"fork{number}-")
-        with self.client() as client:
-            assert client.put(self.path(self.origin), headers=TEXT, content=b"shared").status_code == 201
-            self.make(client, self.source, self.origin)
+
+    @classmethod
+    def create(cls, server: Server, number: int) -> Family:
+        """A family whose origin and source exist."""
+        family = cls(server, number)
+        with family.client() as client:
+            assert client.put(family.path(family.origin), headers=TEXT, content=b"shared").status_code == 201
+            family.make(client, family.source, family.origin)
+        return family
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.server.url, timeout=60)
@@ -121,7 +138,7 @@ KILLED = [
 
 @pytest.mark.parametrize("killed", KILLED)
 def test_kill_after_the_placement_and_before_the_fork(server: Server, killed: tuple[int, ...]) -> None:
-    family = Family(server, id(killed))
+    family = Family.create(server, id(killed))
     process_of(server, PLACE).suspend()
     with family.begin("PUT"):
         family.wait_for_placement()
@@ -132,7 +149,7 @@ def test_kill_after_the_placement_and_before_the_fork(server: Server, killed: tu
 
 @pytest.mark.parametrize("killed", KILLED)
 def test_kill_after_the_fork_and_before_its_home_knows(server: Server, killed: tuple[int, ...]) -> None:
-    family = Family(server, id(killed) + 1)
+    family = Family.create(server, id(killed) + 1)
     process_of(server, PLACE).suspend()
     with family.begin("PUT"):
         family.wait_for_placement()
@@ -146,7 +163,7 @@ def test_kill_after_the_fork_and_before_its_home_knows(server: Server, killed: t
 
 @pytest.mark.parametrize("killed", KILLED)
 def test_kill_before_a_fork_is_deleted(server: Server, killed: tuple[int, ...]) -> None:
-    family = Family(server, id(killed) + 2)
+    family = Family.create(server, id(killed) + 2)
     with family.client() as client:
         family.make(client, family.fork, family.source)
     process_of(server, PLACE).suspend()
@@ -157,7 +174,7 @@ def test_kill_before_a_fork_is_deleted(server: Server, killed: tuple[int, ...]) 
 
 @pytest.mark.parametrize("killed", KILLED)
 def test_kill_after_the_expiry_of_a_fork_and_before_its_home_knows(server: Server, killed: tuple[int, ...]) -> None:
-    family = Family(server, id(killed) + 3)
+    family = Family.create(server, id(killed) + 3)
     with family.client() as client:
         family.make(client, family.fork, family.source, **{"Stream-TTL": "1"})
         sizes = _journal_bytes(family)
@@ -185,3 +202,93 @@ def _is_written_beside(home: psutil.Process, family: Family) -> bool:
     else:
         home.suspend()
     return False
+
+
+class Life:
+    """The whole life of a family. A request whose worker dies is repeated, as a client would do it."""
+
+    def __init__(self, family: Family, client: httpx.Client) -> None:
+        self._family = family
+        self._client = client
+
+    def live(self) -> None:
+        family = self._family
+        origin, source, fork = names = (family.origin, family.source, family.fork)
+        self._request("PUT", origin, 200, 201, content=b"shared", headers=TEXT)
+        self._fork(source, origin)
+        self._fork(fork, source)
+        self._expect_shared(*names)
+        self._request("DELETE", fork, 204, 404)
+        self._expect_shared(origin, source)
+        self._fork(fork, source)
+        self._request("DELETE", source, 204, 410)
+        self._request("DELETE", origin, 204, 410)
+        for name in (source, origin):
+            self._request("GET", name, 410)
+        self._expect_shared(fork)
+        self._request("DELETE", fork, 204, 404)
+        for name in names:
+            self._request("GET", name, 404)
+
+    def use_names_again(self) -> None:
+        """Use the names for something else, and wait for what was still in progress about them."""
+        for name in (self._family.origin, self._family.source, self._family.fork):
+            self._request("PUT", name, 201, content=b"new", headers={"Content-Type": "text/html"})
+            assert self._request("GET", name, 200).text == "new"
+            self._request("DELETE", name, 204)
+
+    def _fork(self, name: str, source: str) -> None:
+        self._request("PUT", name, 200, 201, headers={"Stream-Forked-From": self._family.path(source)})
+
+    def _expect_shared(self, *names: str) -> None:
+        for name in names:
+            assert self._request("GET", name, 200).text == "shared", name
+
+    def _request(self, method: str, name: str, *statuses: int, **options: Any) -> httpx.Response:
+        while True:
+            try:
+                found = self._client.request(method, self._family.path(name), **options)
+            except httpx.TransportError:
+                continue
+            assert found.status_code in statuses, f"{method} {name}: {found.status_code} {found.text}"
+            return found
+
+
+def _kinds() -> Iterator[Any]:
+    for mode in ("file-durable", "acid"):
+        for everyone in (False, True):
+            for moment in MOMENTS:
+                is_short = mode == "file-durable" and not everyone and moment == "after"
+                marks = () if is_short else pytest.mark.long
+                yield pytest.param(
+                    mode, moment, everyone, marks=marks, id=f"{mode}-{moment}-{'all' if everyone else 'one'}"
+                )
+
+
+@pytest.mark.parametrize(("mode", "moment", "everyone"), list(_kinds()))
+def test_kill_at_every_write_of_the_life_of_a_family(
+    tmp_path: Path, mode: str, moment: str, everyone: bool, long: bool
+) -> None:
+    settings = {**SETTINGS, "DS_STORAGE__MODE": mode}
+    with serve(directory=tmp_path, program=("tests.cluster.killed_at_writes",), **settings) as server:  # type: ignore[arg-type]
+        family = Family(server, 0)
+        kill_at(tmp_path, NEVER, moment, everyone=everyone)
+        with family.client() as client:
+            life = Life(family, client)
+            life.live()
+            life.use_names_again()
+        assert count_of_writes(tmp_path) == WRITES_OF_A_LIFE + 6
+        for write in range(1, WRITES_OF_A_LIFE + 1, 1 if long else 4):
+            family = Family(server, write)
+            kill_at(tmp_path, write, moment, everyone=everyone)
+            with family.client() as client:
+                Life(family, client).live()
+            wait_until(lambda: not is_planned(tmp_path), what="the write is reached")
+        wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200, what="all are ready")
+    root = next(tmp_path.rglob("WORKERS")).parent
+    assert list(check(root)) == []
+    for store in store_directories(root):
+        filesystem = RealFilesystem()
+        with locked(filesystem, store), open_reader(tools_of(store), filesystem, store) as reader:
+            assert not list(reader.catalog), "no stream is left"
+            assert not [key for key in reader.catalog.documents if key.startswith(PREFIX)], "no placement is left"

@@ -1,7 +1,8 @@
 """The feed: sends descriptions of a worker's streams to other workers as changes become durable.
 
 The coordinator gets all streams, every other worker those that it is the home of (see `placements`). The feed starts
-with the existing streams when the two are connected, in slices; then creations and deletions follow. The tail offsets
+with the existing streams when the two are connected, in slices; then creations and deletions follow. The home of a
+deleted stream that forks still need is also informed when it is removed with the last of them. The tail offsets
 of placed streams are always sent, those of all streams only after the coordinator asks for them, once per stream and
 iteration of the event loop. Everything is sent in order on one connection, so the answer to a later question arrives
 after it.
@@ -26,6 +27,7 @@ from headwater.engine.stream import LiveStream
 BEGIN: Final = "begin"
 STREAMS: Final = "streams"
 GONE: Final = "gone"
+REMOVED: Final = "removed"
 COMPLETE: Final = "complete"
 
 STREAMS_PER_FRAME: Final = 500
@@ -85,8 +87,12 @@ class Feed:
         self._listing = asyncio.Lock()
         self._homes: dict[int, int] = {}
         """The home of each stream that is placed here, by incarnation."""
+        self._kept: dict[int, LiveStream] = {}
+        """Deleted streams that forks still need, by incarnation."""
         for stream in engine.catalog:
             self._place(stream)
+            if stream.deleted:
+                self._kept[stream.id] = stream
         engine.publisher.on_created.append(self._on_created)
         engine.publisher.on_deleted.append(self._on_deleted)
         peers.on_connected.append(self._on_connected)
@@ -111,7 +117,24 @@ class Feed:
         self._changed.pop(stream.id, None)
         for peer in self._receivers(stream):
             peer.feed((GONE, (stream.id,)))
+        if stream.id in self._engine.catalog.by_id:
+            self._kept[stream.id] = stream
+            return
         self._homes.pop(stream.id, None)
+        self._report_removed(stream.fork)
+
+    def _report_removed(self, fork: ForkPoint | None) -> None:
+        """Report the deleted sources that were removed with their last fork to their homes."""
+        while fork is not None:
+            source = self._kept.get(fork.source_id)
+            if source is None or source.id in self._engine.catalog.by_id:
+                return
+            del self._kept[source.id]
+            home = self._homes.pop(source.id, None)
+            peer = self._peers.get(home) if home is not None else None
+            if peer is not None:
+                peer.feed((REMOVED, (source.name,)))
+            fork = source.fork
 
     def _on_changed(self, stream: LiveStream) -> None:
         if self._is_sending_tails or stream.id in self._homes:

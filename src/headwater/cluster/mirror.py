@@ -88,6 +88,8 @@ class Mirror:
         self.on_created: list[Callable[[LiveStream], None]] = []
         self.on_deleted: list[Callable[[LiveStream], None]] = []
         self.on_changed: list[Callable[[LiveStream], None]] = []
+        self.on_removed: list[Callable[[str], None]] = []
+        """Called with the name of a deleted stream when the last fork that needed it is deleted as well."""
         if not self._workers:
             self.is_complete.set()
 
@@ -102,6 +104,10 @@ class Mirror:
         elif kind == feed.GONE:
             for stream_id in content:
                 self._on_gone(worker, stream_id)
+        elif kind == feed.REMOVED:
+            for name in content:
+                for on_removed in self.on_removed:
+                    guarded(on_removed, name)
         elif kind == feed.BEGIN:
             self._listed[worker] = set()
         elif kind == feed.COMPLETE:

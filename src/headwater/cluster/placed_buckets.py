@@ -52,6 +52,7 @@ class PlacedBuckets:
 
         self._mirror.on_created.append(created)
         self._mirror.on_deleted.append(deleted)
+        self._mirror.on_removed.append(lambda name: self._run(placements.forget(name)))
 
     # -- the interface of buckets ------------------------------------------------------------------------------------
 
