@@ -172,6 +172,8 @@ def test_killed_worker_is_restarted_with_everything_that_it_acknowledged(tmp_pat
         with _client(server) as other:
             wait_for_restart(server, before, 2)
             assert [_text(other, name) for name in names] == ["kept", "kept"]
+        for worker in (0, 1):
+            server.wait_for_log(f"worker {worker} serves as process")
 
 
 def test_pending_work_survives_the_restart_of_the_worker_that_owns_its_stream(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
         if workers == 1:
             run(settings, load)
         else:
-            _check_count(workers, SHARDS_DEFAULT, "memory")
+            _check_count(workers, SHARDS_DEFAULT, "a server in memory")
             WorkerSupervisor(settings, load, ShardMap(SHARDS_DEFAULT, workers), lambda _: settings).run()
         return
     if workers == 1 and read_worker_stores(root) is None:
@@ -177,7 +177,7 @@ def _divide(settings: Settings, root: Path, workers: int) -> WorkerStores:
     assert shards is not None, "there is a store"
     generation = old.generation + 1 if old is not None else 1
     stores = WorkerStores(WORKERS_VERSION, family, shards, workers, generation)
-    log.info("dividing the streams in %s between %d workers; they are copied", root, workers)
+    log.info("dividing the streams in %s for --workers %d; they are copied", root, workers)
     if old is not None:
         remove_leftovers(root, old, frozenset())
     filesystem = RealFilesystem()

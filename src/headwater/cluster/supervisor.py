@@ -87,6 +87,7 @@ class WorkerSupervisor:
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
         self._has_announced = False
+        self._turned_s = time.monotonic()
         self._drain_until_s: float | None = None
         self._stop_until_s: float | None = None
         self._failure: WorkerFailedError | None = None
@@ -138,7 +139,11 @@ class WorkerSupervisor:
                     self._send(worker, messages.Reload())
         self._reap()
         now_s = time.monotonic()
+        # The time in which this process did not run does not count: no worker was asked then.
+        stopped_s = max(0.0, now_s - self._turned_s - TICK_S)
+        self._turned_s = now_s
         for worker in self._workers:
+            worker.last_answer_s = min(now_s, worker.last_answer_s + stopped_s)
             self._watch(worker, now_s)
         self._advance_stop(now_s)
 
@@ -165,6 +170,8 @@ class WorkerSupervisor:
                 case messages.Ready():
                     worker.is_ready = True
                     self._send(worker, messages.Serve())
+                    if self._has_announced:
+                        log.info("worker %d serves as process %d", worker.number, worker.pid)
                     self._announce_once()
                 case messages.Drained():
                     worker.is_drained = True
