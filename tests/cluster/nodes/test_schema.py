@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import cast
 
 import psycopg
 import pytest
 
-from headwater.cluster.nodes.schema import Connection, connect, create_tables
+from headwater.cluster.nodes.schema import Connection, broken_promise, connect, create_tables
 from headwater.stack.database import LocalPostgres
 from tests.cluster.nodes.servers import replicated_postgres
 from tests.ports import free_port
@@ -56,6 +57,40 @@ def one(connection: Connection, query: str) -> int:
     row = connection.execute(query).fetchone()
     assert row is not None
     return int(str(row[0]))
+
+
+class Reported:
+    """A server that reports these settings and standbys."""
+
+    def __init__(self, *, fsync: str = "on", states: tuple[str | None, ...] = ("quorum",)) -> None:
+        self._rows: list[list[tuple[object, ...]]] = [
+            [("on", "ANY 1 (*)", fsync, False, "off")],
+            [(state,) for state in states],
+        ]
+
+    def execute(self, _query: str) -> Reported:
+        self._found = self._rows.pop(0)
+        return self
+
+    def fetchone(self) -> tuple[object, ...]:
+        return self._found[0]
+
+    def fetchall(self) -> list[tuple[object, ...]]:
+        return self._found
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (Reported(), None),
+        (Reported(fsync="off"), "fsync is off: a commit could be lost with the power. Set it to on."),
+        (Reported(states=(None, None)), "the user may not see the standbys. GRANT pg_monitor to it."),
+        (Reported(states=("async", "potential")), "no synchronous standby is connected."),
+        (Reported(states=()), "no synchronous standby is connected."),
+    ],
+)
+def test_server_that_could_lose_commits_is_named_with_the_reason(server: Reported, reason: str | None) -> None:
+    assert broken_promise(cast("Connection", server), require_standby=True) == reason
 
 
 @pytest.mark.long
