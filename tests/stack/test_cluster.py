@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,9 @@ import psutil
 import pytest
 
 from headwater.config import Settings
+from headwater.stack.cluster_services import SETTINGS_NAME, cluster_services
 from headwater.stack.envoy import EnvoyEndpoints, Upstream, envoy_config
+from headwater.stack.state import StackDirectory
 from tests.ports import free_ports
 from tests.stack.stacks import Stack, stack
 from tests.waiting import wait_until
@@ -48,6 +52,19 @@ def test_envoy_spreads_requests_over_the_nodes_that_answer() -> None:
     endpoints = streams["load_assignment"]["endpoints"][0]["lb_endpoints"]
     assert [each["endpoint"]["address"]["socket_address"]["port_value"] for each in endpoints] == [1, 2, 3]
     assert streams["health_checks"][0]["http_health_check"]["path"] == "/healthz"
+
+
+def test_settings_of_the_nodes_are_kept_for_commands_that_work_on_the_cluster(tmp_path: Path) -> None:
+    """Only the owner of the directory may read them: they have the secrets of the cluster."""
+    services = cluster_services(Settings(), StackDirectory(tmp_path), 3, None)
+    file = tmp_path / SETTINGS_NAME
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    read = ["bash", "-c", f"set -a; . {file}; env -0"]
+    done = subprocess.run(read, env={}, capture_output=True, text=True, check=True)
+    found = dict(line.split("=", 1) for line in done.stdout.rstrip("\0").split("\0"))
+    (node,) = [service for service in services if service.name == "node-2"]
+    assert node.environment.items() >= {name: found[name] for name in found if name.startswith(("DS_", "AWS_"))}.items()
+    assert found["DS_CLUSTER__SHARDS"] == "6"
 
 
 @pytest.mark.long
