@@ -170,7 +170,11 @@ def test_a_fork_of_a_deleted_source_keeps_only_what_it_needs(bucket: Bucket) -> 
 
 
 def disk_bytes(directory: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+    while True:
+        try:
+            return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+        except FileNotFoundError:
+            pass  # The server renamed or removed a file between listing and reading it.
 
 
 @contextmanager
