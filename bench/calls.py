@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.cluster.followed_streams import FollowedStreams
-from headwater.cluster.following import Following
+from headwater.cluster.multi_worker_follow import MultiWorkerFollow
 from headwater.cluster.peers import Peer, Peers
 from headwater.cluster.placements import Placements
 from headwater.cluster.relay import Relay, RelayingConnection
@@ -33,8 +33,8 @@ from headwater.cluster.shared_reads import SharedReads
 from headwater.config import Settings, StorageSettings
 from headwater.core import native
 from headwater.engine.engine import Engine
+from headwater.engine.open_storage import open_store
 from headwater.engine.scheduler import LoopScheduler
-from headwater.engine.stores import open_store
 from headwater.http.connection import Connection
 from headwater.http.context import Context
 from headwater.http.head_cache import KNOWN_MAX
@@ -271,7 +271,7 @@ class WorkerPair:
             placements = Placements(world.engine, shard_map, relay)
             reads = SharedReads(world.context, FollowedStreams(world.engine, relay, LoopScheduler(loop)))
             world.router = WorkerRouter(ROUTES, shard_map, peers.worker, relay, placements, reads)
-            following = Following(world.context, shard_map, relay, placements)
+            following = MultiWorkerFollow(world.context, shard_map, relay, placements)
             served = RelayServer(world.context, world.router, Router(ROUTES), relay, following)
             peers.open_server = served.open
         ends = [both[0].connect(1), both[1].connect(0)]

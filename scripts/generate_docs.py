@@ -250,7 +250,7 @@ FIXED_LIMITS = {
     "core.fencing": ("BOUND_MAX",),
     "storage.maintenance": ("REFUSE_FACTOR",),
     "cluster.peers": ("WRITE_BUFFER_BYTES",),
-    "cluster.following": ("AHEAD_BYTES",),
+    "cluster.multi_worker_follow": ("AHEAD_BYTES",),
     "cluster.fencing": ("CLAIMS_MAX",),
 }
 """Limits that no setting changes, by module. Each has a docstring that says what it limits."""

@@ -21,7 +21,7 @@ import headwater
 from headwater.cluster import start
 from headwater.config import load_settings, sections
 from headwater.config.sections import ServerSettings
-from headwater.engine import memory
+from headwater.engine import freed_memory
 from headwater.operating_system import (
     NO_BOOT_ID,
     SOCKET_PATH_MAX_BYTES,
@@ -247,8 +247,8 @@ def test_linux_returns_freed_memory_and_macos_is_not_asked_to(monkeypatch: pytes
     # A little more or less may be resident a moment later.
     assert Linux().resident_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert MacOS().allocator() is None
-    monkeypatch.setattr(memory, "SYSTEM", MacOS())
-    assert memory.memory_return() is None
+    monkeypatch.setattr(freed_memory, "SYSTEM", MacOS())
+    assert freed_memory.memory_return() is None
 
 
 _REUSE = """

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from headwater.cluster import frames
-from headwater.cluster.following import Following
+from headwater.cluster.multi_worker_follow import MultiWorkerFollow
 from headwater.cluster.peers import Peer, Peers
 from headwater.cluster.relay import Exchange, Relay
 from headwater.cluster.relayed import RelayServer
@@ -52,7 +52,7 @@ class Tunnelled:
         self.peers = [Peers(0, 2), Peers(1, 2)]
         relay = Relay(self.peers[0], loop, 1.0)
         router = Router(ROUTES)
-        self.server = RelayServer(context, router, router, relay, cast("Following", None))
+        self.server = RelayServer(context, router, router, relay, cast("MultiWorkerFollow", None))
         self.peers[0].open_server = self.server.open
 
     async def connect(self) -> Peer:

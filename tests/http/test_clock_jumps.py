@@ -11,8 +11,8 @@ import pytest
 from headwater.config import StorageSettings
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
+from headwater.engine.open_storage import open_store
 from headwater.engine.quota import EngineLimits
-from headwater.engine.stores import open_store
 from tests.cli.test_commands import headwater_command
 from tests.engine.seams import ManualClock, ManualScheduler
 from tests.http.protocol import Stream, assert_problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.core.errors import FollowNotFound, TooManyFollowed
-from headwater.engine.follows import FollowRequest
+from headwater.engine.multi_stream_follow import FollowRequest
 from headwater.http.follow_sessions import GONE, IDLE_S, SENT_MAX, FollowSession, FollowSessions
 from headwater.http.scopes import Scope
 

@@ -21,7 +21,7 @@ from typing import Any
 from headwater.cli import main
 from headwater.core.errors import StorageBusy
 from headwater.engine.engine import Engine
-from headwater.engine.memory import MemoryReturn
+from headwater.engine.freed_memory import MemoryReturn
 from headwater.http.connection import Connection
 from headwater.operating_system import Linux, glibc
 from headwater.storage.acid import environment, shard

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.config import StorageSettings
-from headwater.engine.stores import open_store
+from headwater.engine.open_storage import open_store
 from headwater.storage.descriptor_reserve import RESERVE
 from headwater.storage.interface import StorageError
 

@@ -14,7 +14,7 @@ import pytest
 from headwater.config import StorageSettings
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create
-from headwater.engine.stores import open_store
+from headwater.engine.open_storage import open_store
 from headwater.storage.interface import Committed, StorageError
 from headwater.storage.journal_location import RECORD_NAME
 from headwater.storage.offline.atomic_install import PLAIN_STORE_NAMES

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.config import StorageSettings
 from headwater.core.records import Create
-from headwater.engine.stores import open_store
+from headwater.engine.open_storage import open_store
 from headwater.storage import control_socket
 from headwater.storage.interface import Committed
 from headwater.storage.journaled_store import JournaledStorage

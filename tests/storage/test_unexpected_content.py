@@ -12,7 +12,7 @@ import pytest
 from headwater.config import StorageSettings
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create
-from headwater.engine.stores import open_store
+from headwater.engine.open_storage import open_store
 from headwater.storage.interface import Committed, StorageError
 from headwater.storage.journaled_store import JournaledStorage
 from tests.waiting import wait_until

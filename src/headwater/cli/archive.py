@@ -13,7 +13,7 @@ import typer
 
 from headwater.cli.errors import CommandError
 from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url
-from headwater.cli.running import (
+from headwater.cli.run_job import (
     Bucket,
     JobName,
     Master,

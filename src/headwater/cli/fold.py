@@ -8,7 +8,7 @@ import typer
 
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url
-from headwater.cli.running import (
+from headwater.cli.run_job import (
     Bucket,
     Checkpoints,
     JobName,

@@ -17,7 +17,7 @@ import typer
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Token, Url, connected
-from headwater.cli.running import Master, stream_root
+from headwater.cli.run_job import Master, stream_root
 from headwater.printable import printable
 
 TABLE_ROWS: Final = 1000

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.cli.following import NamedMessagePrinter, offsets_of, print_many
+from headwater.cli.multi_stream_tail import NamedMessagePrinter, offsets_of, print_many
 from headwater.cli.output import MessagePrinter, progress_bar, quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, CaFile, Name, ShowProgress, Token, Url, connected, stream_named
 from headwater.cli.resume import ResumeFile

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headwater.cli.appending import ATTEMPTS_MAX, FIRST_DELAY_S, Appender, Exactly, bodies_of, check_messages
+from headwater.cli.append_input import ATTEMPTS_MAX, FIRST_DELAY_S, Appender, Exactly, bodies_of, check_messages
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import progress_bar
 from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Name, ShowProgress, Token, Url, connected, stream_named

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from headwater.cluster.mirror import AllStreams, Mirror
-from headwater.cluster.postponed import postponed
+from headwater.cluster.prepared_responses import prepared
 from headwater.cluster.relay import Relay, unavailable
 from headwater.cluster.shards import COORDINATOR
 from headwater.core.errors import Refusal
@@ -88,7 +88,7 @@ class Coordination:
         if route.method == "OPTIONS":
             return route
         prepare = self._prepare_acks if route.pattern in (paths.ACK, paths.CALLBACK) else self._prepare
-        handler = postponed(self.run, prepare, route.handler)
+        handler = prepared(self.run, prepare, route.handler)
         return Route(route.method, route.pattern, handler, route.operation, route.live, route.begin_upload)
 
     async def _prepare(self, context: Context, request: Request, address: Address) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from headwater.cluster.mirror import Mirror
-from headwater.cluster.postponed import PostponedResponse
+from headwater.cluster.prepared_responses import PreparedResponse
 from headwater.cluster.relay import Relay, unavailable
 from headwater.cluster.shards import COORDINATOR
 from headwater.core.errors import Refusal
@@ -185,7 +185,7 @@ class CoordinatorClaims:
             stream = self._engine.catalog.by_name.get(address.name) if credentials is not None else None
             if credentials is None or stream is None or stream.id not in fences:
                 return route.handler(context, request, address)
-            return PostponedResponse(
+            return PreparedResponse(
                 partial(self._learn, credentials.text, address.name),
                 partial(route.handler, context, request, address),
                 self._run,

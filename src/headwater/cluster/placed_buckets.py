@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from headwater.cluster.mirror import AllStreams, Mirror
 from headwater.cluster.placements import Placements
-from headwater.cluster.postponed import postponed
+from headwater.cluster.prepared_responses import prepared
 from headwater.cluster.shards import ShardMap
 from headwater.core.buckets import stream_name
 from headwater.engine.engine import Engine
@@ -84,7 +84,7 @@ class PlacedBuckets:
             assert self._streams is not None
             await self._streams.sync()
 
-        after_sync = postponed(self._run, prepare, handler)
+        after_sync = prepared(self._run, prepare, handler)
 
         def handle(context: Context, request: Request, address: Address) -> AnyResponse:
             return (after_sync if self.has_any(address.bucket) else handler)(context, request, address)

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, ClassVar, Final, cast
 
 from headwater.cluster import frames
-from headwater.cluster.following import Following
+from headwater.cluster.multi_worker_follow import MultiWorkerFollow
 from headwater.cluster.peers import Peer, TunnelServer
 from headwater.cluster.relay import Relay, RelayingConnection
 from headwater.core.errors import Refusal
@@ -215,7 +215,7 @@ class RelayServer:
     """Opens a tunnel for each request that another worker relays."""
 
     def __init__(
-        self, context: Context, router: Router, placed_router: Router, relay: Relay, following: Following
+        self, context: Context, router: Router, placed_router: Router, relay: Relay, following: MultiWorkerFollow
     ) -> None:
         self._context = context
         self._relay = relay

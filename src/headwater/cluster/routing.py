@@ -8,7 +8,7 @@ from typing import Final
 
 from headwater.cluster import frames
 from headwater.cluster.coordination import COORDINATED
-from headwater.cluster.following import worker_of
+from headwater.cluster.multi_worker_follow import worker_of
 from headwater.cluster.placements import Placements, placed_write
 from headwater.cluster.relay import Relay, unavailable
 from headwater.cluster.shards import COORDINATOR, OWNERS_CACHE_MAX, ShardMap

@@ -20,7 +20,7 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.engine.clock_guard import DOCUMENT_KEY
 from headwater.engine.fences import FENCE_PREFIX
 from headwater.engine.leases import LEASE_PREFIX
-from headwater.engine.stores import check_tier
+from headwater.engine.open_storage import check_tier
 from headwater.http.server import run
 from headwater.operating_system import SYSTEM
 from headwater.storage.directory import FAMILY_OF_MODE, FORMAT_NAME, LOCK_NAME, SHARDS_DEFAULT, lock_directory

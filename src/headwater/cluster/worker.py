@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 import uvloop
 
 from headwater.cluster import messages
+from headwater.cluster.combined_responses import CombinedResponses
 from headwater.cluster.coordination import Coordination
 from headwater.cluster.feed import Feed
 from headwater.cluster.fencing import AllFences, CoordinatorClaims, SealedStreams
 from headwater.cluster.followed_streams import FollowedStreams
-from headwater.cluster.following import Following
-from headwater.cluster.gathering import Gathering
 from headwater.cluster.handover import HandedConnection, HandOver
 from headwater.cluster.mirror import AllStreams, Mirror
+from headwater.cluster.multi_worker_follow import MultiWorkerFollow
 from headwater.cluster.peers import Peers
 from headwater.cluster.placed_buckets import PlacedBuckets
 from headwater.cluster.placements import Placements
@@ -42,9 +42,9 @@ from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
 from headwater.engine.interpreter import keep_responsive
 from headwater.engine.loop_lag import LoopLag
+from headwater.engine.open_storage import Store, open_store
 from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
-from headwater.engine.stores import Store, open_store
 from headwater.engine.stream_index import StreamIndex
 from headwater.engine.subscriptions import Subscriptions
 from headwater.http.context import Context
@@ -141,8 +141,8 @@ class ServingWorker:
         control: ControlServer | None = None
         telemetry = open_telemetry(settings)
         relay = Relay(self._peers, loop, settings.server.worker_wait_secs)
-        gathering = Gathering(relay)
-        routes = self._routes(buckets.routes(gathering.routes(ROUTES)), relay, store)
+        combined = CombinedResponses(relay)
+        routes = self._routes(buckets.routes(combined.routes(ROUTES)), relay, store)
         streams = AllStreams(engine, mirror, relay)
         scheduler = LoopScheduler(loop)
         engine.index = StreamIndex(streams, streams.publisher, scheduler)
@@ -163,14 +163,14 @@ class ServingWorker:
             context = build_context(
                 settings, engine, subscriptions, loop, connections_max(settings, open_files_max), telemetry
             )
-            gathering.attach(context)
+            combined.attach(context)
             usage = SharedUsage(self._peers, context)
             placements = Placements(engine, self._map, relay)
             buckets.attach(engine, streams, placements)
             Tails(engine, self._peers, loop)
             reads = SharedReads(context, FollowedStreams(engine, relay, scheduler))
             router = WorkerRouter(routes, self._map, self._number, relay, placements, reads)
-            following = Following(context, self._map, relay, placements)
+            following = MultiWorkerFollow(context, self._map, relay, placements)
             relayed = RelayServer(context, router, Router(routes), relay, following)
             self._peers.open_server = relayed.open
             self._hand_over = HandOver(loop, lambda first: HandedConnection(context, router, relay, first))

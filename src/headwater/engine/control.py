@@ -26,8 +26,8 @@ import msgspec
 from headwater.core.errors import Refusal
 from headwater.core.signing import SigningKey
 from headwater.engine.engine import Engine
+from headwater.engine.open_storage import Store
 from headwater.engine.pause import StorePause
-from headwater.engine.stores import Store
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscriptions import Subscriptions
 from headwater.storage import control_socket

@@ -21,7 +21,7 @@ from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Create, Delete, Document, Evict, Image, Record, Retain, Touch
 from headwater.core.retention import RetentionRule
 from headwater.core.rules import AppendOutcome, CreateRequest, check_same_config, decide_append
-from headwater.engine.background import AtOnce, Background
+from headwater.engine.background_threads import AtOnce, Background
 from headwater.engine.buckets import Buckets
 from headwater.engine.clock import AdjustableClock
 from headwater.engine.clock_guard import DOCUMENT_KEY, ClockGuard, JumpRule
@@ -31,9 +31,9 @@ from headwater.engine.committer import MAX_BATCH_BYTES, CommitEntry, Committer, 
 from headwater.engine.creation import new_fork, new_stream
 from headwater.engine.durable_view import DurableView
 from headwater.engine.fences import Fences
-from headwater.engine.follows import Follows
 from headwater.engine.leases import WriterLeases
 from headwater.engine.metrics import Metrics
+from headwater.engine.multi_stream_follow import Follows
 from headwater.engine.plain_appends import PlainAppend, PlainAppends
 from headwater.engine.producer_limit import ProducerLimit
 from headwater.engine.publisher import StreamPublisher

@@ -20,7 +20,7 @@ from headwater.core.offsets import BEGINNING, Offset
 from headwater.core.records import Create, Retain, SnapshotRef
 from headwater.core.rules import off_boundary
 from headwater.core.snapshots import check_snapshot_offset
-from headwater.engine.background import Background
+from headwater.engine.background_threads import Background
 from headwater.engine.cold_reads import ColdRead, pending
 from headwater.engine.reading import StreamReader, gone_before
 from headwater.engine.stream import LiveStream

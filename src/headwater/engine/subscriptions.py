@@ -1,7 +1,8 @@
 """All subscriptions: the requests of clients, and recovery after a restart.
 
 Stored as documents: `subscription/{id}`, the configuration, which never changes; `wake/{id}` (see `wakes`) and
-`link/{id}/{stream}` (see `links`). A request gets its response when everything that this depends on is durable.
+`link/{id}/{stream}` (see `subscription_links`). A request gets its response when everything that this depends on is
+durable.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from headwater.core.subscriptions import (
     encode_saved,
 )
 from headwater.engine.fences import ClaimFences, ClaimState
-from headwater.engine.links import Links, as_refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
 from headwater.engine.stream import LiveStream
 from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscription import Link, LinkState, Subscription, WakeFailure
+from headwater.engine.subscription_links import Links, as_refusal
 from headwater.engine.wakes import WAKE_PREFIX, Claimed, Wakes, random_jitter, wake_key
 from headwater.engine.webhooks import Caller
 

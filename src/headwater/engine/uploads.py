@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headwater.core.errors import PayloadTooLarge, Refusal, StorageFull, StorageUnavailable
-from headwater.engine.background import Background
+from headwater.engine.background_threads import Background
 from headwater.storage.blobs import PAGE_BYTES, BlobStore, BlobWriter
 
 log = logging.getLogger("headwater.engine")

@@ -34,12 +34,12 @@ from headwater.core.subscription_errors import Fenced, InvalidAck
 from headwater.core.subscriptions import Ack, Phase, Wake, encode_saved
 from headwater.engine.alarms import Alarms
 from headwater.engine.fences import ClaimFences, ClaimState
-from headwater.engine.links import Links
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
 from headwater.engine.slices import SLICE_S
 from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscription import Link, LinkState, Subscription
+from headwater.engine.subscription_links import Links
 from headwater.engine.webhooks import Answer, Caller, Outgoing
 
 log = logging.getLogger("headwater.subscriptions")

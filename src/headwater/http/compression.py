@@ -17,7 +17,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import zstandard
 
 from headwater.core.errors import Refusal
-from headwater.engine.background import Background
+from headwater.engine.background_threads import Background
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.slices import Slices
 from headwater.http.headers import VARY_ENCODING, header

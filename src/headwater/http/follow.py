@@ -1,6 +1,7 @@
 """One event stream over many streams: a POST lists them, and a GET of the returned id follows them (extension).
 
-`follow_sessions` has the sessions, `followed_events` the events, `engine.follows` the cursors on the streams.
+`follow_sessions` has the sessions, `followed_events` the events, and `engine.multi_stream_follow` the cursors on the
+streams.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from headwater.core.errors import BadRequest, TooManyFollowed
 from headwater.core.names import check_name
 from headwater.core.offsets import BEGINNING
-from headwater.engine.follows import FollowRequest
+from headwater.engine.multi_stream_follow import FollowRequest
 from headwater.http.context import Context
 from headwater.http.deadlines import Deadline
 from headwater.http.follow_sessions import GONE, IDLE_S, FollowSession

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from headwater.core.errors import FollowNotFound, TooManyFollowed, TooManyFollows
 from headwater.core.offsets import BEGINNING, NOW
-from headwater.engine.follows import FollowRequest
+from headwater.engine.multi_stream_follow import FollowRequest
 from headwater.http.scopes import Scope
 
 IDLE_S: Final = 60.0

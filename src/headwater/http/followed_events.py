@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.core.errors import Refusal, StreamNotFound
 from headwater.engine.engine import Engine
-from headwater.engine.follows import FollowBeginning, FollowedChunk, FollowProblem, FollowRequest
+from headwater.engine.multi_stream_follow import FollowBeginning, FollowedChunk, FollowProblem, FollowRequest
 from headwater.engine.reading import ReadChunk
 from headwater.http.headers import offset_text
 from headwater.http.scopes import Scope

@@ -16,22 +16,22 @@ import uvloop
 from headwater.config.quotas import QuotasSettings
 from headwater.core.retention import RetentionRule
 from headwater.core.subscriptions import SubscriptionLimits
-from headwater.engine.background import Threads
+from headwater.engine.background_threads import Threads
 from headwater.engine.clock import SteadyClock
 from headwater.engine.clock_guard import JumpRule
 from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
 from headwater.engine.fences import ClaimFences
+from headwater.engine.freed_memory import memory_return
 from headwater.engine.interpreter import keep_responsive
 from headwater.engine.loop_lag import LoopLag
-from headwater.engine.memory import memory_return
 from headwater.engine.namespaces import NamespaceLimits, NamespaceRule
+from headwater.engine.open_storage import Store, open_store
 from headwater.engine.pause import StorePause
 from headwater.engine.quota import EngineLimits
 from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
-from headwater.engine.stores import Store, open_store
 from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks

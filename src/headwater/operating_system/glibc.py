@@ -14,7 +14,7 @@ once such a block was freed; then a large body is copied as it grows, which take
 KEPT_BYTES: Final = 128 * 1024 * 1024
 """Free memory at the end of the heap that is kept: more than a checkpoint frees, because the next appends need it.
 If it is returned at once, every page of a body is mapped and cleared again, a tenth of the CPU time of 1 MiB bodies.
-`engine.memory` returns it after two seconds."""
+`engine.freed_memory` returns it after two seconds."""
 
 
 class _Info(ctypes.Structure):

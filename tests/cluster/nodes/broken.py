@@ -12,8 +12,8 @@ from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.standby import StandbyJournal
 from headwater.cluster.nodes.standby_reads import OwnerPosition
 from headwater.core.records import Record
-from headwater.storage.tiering import following
-from headwater.storage.tiering.following import FollowStep
+from headwater.storage.tiering import standby_store
+from headwater.storage.tiering.standby_store import FollowStep
 
 
 def reads_without_a_lease() -> None:
@@ -27,7 +27,7 @@ def reads_without_a_lease() -> None:
 
 def answers_from_a_stale_standby() -> None:
     """A standby reads the journal only once, and not when it takes the shard over."""
-    catch_up, last_lsn_of = following._catch_up, StandbyJournal.last_lsn
+    catch_up, last_lsn_of = standby_store._catch_up, StandbyJournal.last_lsn
     read: list[int] = []
 
     def last_lsn_at_first(self: StandbyJournal) -> int | None:
@@ -39,7 +39,7 @@ def answers_from_a_stale_standby() -> None:
         if not isinstance(journal, PostgresJournal):
             yield from catch_up(recovery, journal, last_lsn)
 
-    setattr(following, "_catch_up", catch_up_as_standby)  # noqa: B010 - mypy has it otherwise
+    setattr(standby_store, "_catch_up", catch_up_as_standby)  # noqa: B010 - mypy has it otherwise
     StandbyJournal.last_lsn = last_lsn_at_first  # type: ignore[method-assign]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from headwater.cluster import frames
-from headwater.cluster.following import Following
+from headwater.cluster.multi_worker_follow import MultiWorkerFollow
 from headwater.cluster.nodes.committed import CommittedAnswers, forward_questions
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.schema import connect
@@ -114,7 +114,7 @@ class StandbyScene:
             relay = Relay(peers, loop, 1.0)
             router = Router(ROUTES)
             context = build_context(Settings(), engine, None, loop, 16)
-            peers.open_server = RelayServer(context, router, router, relay, cast("Following", None)).open
+            peers.open_server = RelayServer(context, router, router, relay, cast("MultiWorkerFollow", None)).open
             if answers:
                 CommittedAnswers(engine, storage, epoch, peers)
             else:

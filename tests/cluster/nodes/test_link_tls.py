@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from headwater.cluster.nodes import links
+from headwater.cluster.nodes import shard_links
 from headwater.cluster.nodes.link_tls import LinkTls
 from headwater.config import ClusterSettings
 from headwater.storage.interface import StorageError
-from tests.cluster.nodes.test_links import Process, link, owners
+from tests.cluster.nodes.test_shard_links import Process, link, owners
 from tests.http.certificates import Certificate, make_certificate
 from tests.waiting import async_wait_until
 
@@ -43,7 +43,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture(autouse=True)
 def _refusals_are_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "GREETING_S", 1.0)
+    monkeypatch.setattr(shard_links, "GREETING_S", 1.0)
 
 
 class Forwarder:

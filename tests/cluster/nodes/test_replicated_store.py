@@ -16,9 +16,9 @@ from headwater.stack.database import LocalPostgres
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
 from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
-from headwater.storage.tiering.following import FollowedStorage, Promotion
 from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.open import TierSettings, open_replicated
+from headwater.storage.tiering.standby_store import FollowedStorage, Promotion
 from tests.storage.acid.driver import messages_of
 from tests.storage.tiering.driving import SMALL, TieredRun
 from tests.storage.tiering.objects import SwitchedObjects, memory_objects

@@ -14,7 +14,7 @@ from headwater.cluster.nodes.schema import connect
 from headwater.cluster.nodes.standby import StandbyJournal
 from headwater.core.records import ForkPoint
 from headwater.stack.database import LocalPostgres
-from headwater.storage.tiering.following import OutdatedError
+from headwater.storage.tiering.standby_store import OutdatedError
 from tests.cluster.nodes.test_replicated_store import LARGE, Shard
 from tests.storage.acid.driver import messages_of
 from tests.storage.tiering.driving import TieredRun

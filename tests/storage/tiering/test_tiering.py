@@ -13,7 +13,7 @@ from headwater.cluster.start import start_server
 from headwater.config.sections import ServerSettings, Settings
 from headwater.config.storage import StorageSettings
 from headwater.core.catalog import StreamState
-from headwater.engine.stores import open_store
+from headwater.engine.open_storage import open_store
 from headwater.storage.blobs import FileBlobs
 from headwater.storage.interface import StorageError, WriteFailedError
 from headwater.storage.offline.backup import take_backup

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from headwater.cluster import messages
 from headwater.cluster.nodes.committed import CommittedAnswers, forward_questions
 from headwater.cluster.nodes.link_tls import link_tls
-from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.nodes.open_shard import empty_directory, open_shard, shard_directory
+from headwater.cluster.nodes.shard_links import ShardLinks
 from headwater.cluster.nodes.standby import StandbyStorage, open_standby
 from headwater.cluster.nodes.standby_reads import OwnerPosition, StandbyReads, follow_owner
 from headwater.cluster.nodes.status_page import StatusPage
@@ -28,7 +28,7 @@ from headwater.cluster.relay import Relay
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.worker import ServingWorker
 from headwater.engine.engine import Engine
-from headwater.engine.stores import Store
+from headwater.engine.open_storage import Store
 from headwater.http.routing import Route
 from headwater.http.server import Reloader, build_context, sweep
 from headwater.storage.journaled_store import JournaledStorage

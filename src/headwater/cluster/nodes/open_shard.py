@@ -13,7 +13,7 @@ import psycopg
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.worker_tiers import share
 from headwater.config import Settings
-from headwater.engine.stores import Store
+from headwater.engine.open_storage import Store
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.interface import StorageError

@@ -26,11 +26,11 @@ from headwater.cluster.nodes.postgres_journal import read_batches
 from headwater.cluster.nodes.schema import Connection, connect, newest_timeline
 from headwater.config import Settings
 from headwater.core.records import Record
-from headwater.engine.stores import Store
+from headwater.engine.open_storage import Store
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.interface import StorageError
-from headwater.storage.tiering.following import FollowedStorage, FollowStep, OutdatedError, Promotion
+from headwater.storage.tiering.standby_store import FollowedStorage, FollowStep, OutdatedError, Promotion
 
 log = logging.getLogger("headwater.cluster")
 

@@ -29,7 +29,7 @@ from headwater.http.request import Request
 from headwater.http.responses import LiveResponse, PiecewiseResponse, Response
 from headwater.http.routes import ROUTES
 from headwater.http.routing import LEASE, Route, Router
-from headwater.storage.tiering.following import FollowStep
+from headwater.storage.tiering.standby_store import FollowStep
 
 FOLLOW_S: Final = 0.2
 """How often a standby reads new batches if nothing wakes it."""

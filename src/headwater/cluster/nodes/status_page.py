@@ -13,11 +13,11 @@ import psycopg
 from headwater.cluster.nodes.schema import connect
 from headwater.cluster.nodes.status import ClusterStatus, cluster_status
 from headwater.cluster.peers import PeerLostError
-from headwater.cluster.postponed import PostponedResponse
+from headwater.cluster.prepared_responses import PreparedResponse
 from headwater.cluster.relay import Relay
 from headwater.config import Settings
 from headwater.core.errors import WorkerUnavailable
-from headwater.engine.stores import Store
+from headwater.engine.open_storage import Store
 from headwater.http import paths
 from headwater.http.cluster import render_cluster
 from headwater.http.context import Context
@@ -47,13 +47,13 @@ class StatusPage:
     def routes(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
         """The routes, with that of the state of the cluster replaced."""
 
-        def handle(_context: Context, request: Request, _address: Address) -> PostponedResponse:
+        def handle(_context: Context, request: Request, _address: Address) -> PreparedResponse:
             answers: list[Response] = []
 
             async def prepare() -> None:
                 answers.append(await self._answer())
 
-            return PostponedResponse(prepare, answers.pop, self._start, request)
+            return PreparedResponse(prepare, answers.pop, self._start, request)
 
         return tuple(
             replace(route, handler=handle) if route.pattern == paths.CLUSTER and route.method != "OPTIONS" else route

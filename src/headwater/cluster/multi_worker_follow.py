@@ -18,7 +18,7 @@ from headwater.cluster.placements import Placements
 from headwater.cluster.relay import Relay
 from headwater.cluster.shards import ShardMap
 from headwater.core.errors import Refusal, TooManyFollowed
-from headwater.engine.follows import FollowRequest
+from headwater.engine.multi_stream_follow import FollowRequest
 from headwater.http.context import Context
 from headwater.http.followed_events import EncodedEvent, FollowedEvents, LocalEvents
 from headwater.http.scopes import Scope
@@ -40,7 +40,7 @@ def worker_of(session_id: str, workers: int) -> int | None:
     return int(number) if known else None
 
 
-class Following:
+class MultiWorkerFollow:
     """The access of followers of many streams to their worker."""
 
     def __init__(self, context: Context, shard_map: ShardMap, relay: Relay, placements: Placements) -> None:
@@ -70,7 +70,7 @@ class Following:
 class SentEvents:
     """The events of this worker's streams, for a follower whose connection is at another worker."""
 
-    def __init__(self, following: Following, peer: Peer, number: int, soon: Callable[..., Any]) -> None:
+    def __init__(self, following: MultiWorkerFollow, peer: Peer, number: int, soon: Callable[..., Any]) -> None:
         self._following = following
         self._peer = peer
         self._number = number

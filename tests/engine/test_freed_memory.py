@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headwater.engine.memory import FREE_MAX_BYTES, INTERVAL_S, MemoryReturn
+from headwater.engine.freed_memory import FREE_MAX_BYTES, INTERVAL_S, MemoryReturn
 
 MIB = 1024 * 1024
 
@@ -76,7 +76,7 @@ def test_memory_in_use_is_not_returned(allocator: CountedAllocator, memory: Memo
 
 
 BUFFERS_FREED = """
-from headwater.engine.memory import INTERVAL_S, memory_return
+from headwater.engine.freed_memory import INTERVAL_S, memory_return
 from headwater.operating_system import SYSTEM
 
 # Buffers too small for separate mappings of the C library, with one still in use after all of them.

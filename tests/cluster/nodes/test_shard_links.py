@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.cluster.nodes.link_tls import LinkTls
-from headwater.cluster.nodes.links import ShardLinks
+from headwater.cluster.nodes.shard_links import ShardLinks
 from headwater.cluster.peers import Peers
 from tests.waiting import async_wait_until
 

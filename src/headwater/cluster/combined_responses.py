@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from headwater.cluster.peers import PeerLostError
-from headwater.cluster.postponed import PostponedResponse
+from headwater.cluster.prepared_responses import PreparedResponse
 from headwater.cluster.relay import Relay
 from headwater.core.buckets import check_page_limit
 from headwater.core.errors import Refusal
@@ -48,7 +48,7 @@ _OF_WORKERS: Final = {
 }
 
 
-class Gathering:
+class CombinedResponses:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._context: Context | None = None
@@ -69,13 +69,13 @@ class Gathering:
             if maker is None or route.method == "OPTIONS":
                 return route
 
-            def handle(context: Context, request: Request, address: Address) -> PostponedResponse:
+            def handle(context: Context, request: Request, address: Address) -> PreparedResponse:
                 answers: list[Response] = []
 
                 async def prepare() -> None:
                     answers.append(await maker(context, address))
 
-                return PostponedResponse(prepare, answers.pop, self._run, request)
+                return PreparedResponse(prepare, answers.pop, self._run, request)
 
             return replace(route, handler=handle)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.core.errors import TooManyFollowed
-from headwater.engine.follows import FollowedChunk, FollowProblem, FollowRequest, ManyFollower
+from headwater.engine.multi_stream_follow import FollowedChunk, FollowProblem, FollowRequest, ManyFollower
 from headwater.engine.quota import EngineLimits
 from tests.engine.rig import Rig
 

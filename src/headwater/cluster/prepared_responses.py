@@ -17,7 +17,7 @@ from headwater.http.routing import Handler
 log = logging.getLogger("headwater.cluster")
 
 
-class PostponedResponse:
+class PreparedResponse:
     """A response of any kind that is created after a coroutine has completed."""
 
     __slots__ = ("_answer", "_channel", "_inner", "_prepare", "_request", "_run")
@@ -93,11 +93,11 @@ class PostponedResponse:
 Prepare: TypeAlias = Callable[[Context, Request, Address], Awaitable[None]]
 
 
-def postponed(run: Callable[[Any], None], prepare: Prepare, handler: Handler) -> Handler:
+def prepared(run: Callable[[Any], None], prepare: Prepare, handler: Handler) -> Handler:
     """Wrap a handler so that it is called after `prepare`. `run` starts a coroutine."""
 
-    def handle(context: Context, request: Request, address: Address) -> PostponedResponse:
-        return PostponedResponse(
+    def handle(context: Context, request: Request, address: Address) -> PreparedResponse:
+        return PreparedResponse(
             lambda: prepare(context, request, address),
             lambda: handler(context, request, address),
             run,
