@@ -55,7 +55,7 @@ async def async_wait_until(
         await asyncio.sleep(every_s)
 
 
-async def settled() -> None:
+async def connections_idle() -> None:
     """Wait until connections within this event loop have transferred all that they can.
 
     Iterations of the loop are counted, because time can pass without one while the machine is busy.

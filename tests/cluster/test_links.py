@@ -11,7 +11,7 @@ import uvloop
 from headwater.cluster import messages
 from tests.cluster.links import Link, LinkedWorkers, linked_workers
 from tests.cluster.workers import name_in
-from tests.waiting import settled
+from tests.waiting import connections_idle
 
 CUTS = 3
 THERE = [name_in(1, 2, prefix) for prefix in ("a", "b", "c")]
@@ -79,11 +79,11 @@ def test_requests_relayed_while_their_worker_begins_to_drain_get_their_own_respo
         assert await clients[0].ask("GET", THERE[0]) == (200, f"content of {THERE[0]}".encode())
         workers.link.flows[0].clear()
         clients[1].send("GET", THERE[1])
-        await settled()
+        await connections_idle()
         workers.send(1, messages.Drain())
-        await settled()
+        await connections_idle()
         clients[2].send("GET", THERE[2])
-        await settled()
+        await connections_idle()
         workers.link.flows[0].set()
         for name, client in list(zip(THERE, clients, strict=True))[1:]:
             assert await client.receive() == (200, f"content of {name}".encode())
@@ -95,9 +95,9 @@ def test_connection_that_is_handed_over_to_a_draining_worker_gets_its_response()
     async def test(workers: LinkedWorkers) -> None:
         await _create(workers, *THERE)
         await workers.connect(Link(), can_move=True)
-        await settled()
+        await connections_idle()
         workers.send(1, messages.Drain())
-        await settled()
+        await connections_idle()
         assert await _append(workers, THERE[0], "p") == 200
         assert await _read(workers, THERE[0]) == (200, f"content of {THERE[0]}<p>".encode())
 
@@ -113,7 +113,7 @@ def test_response_of_a_replaced_connection_is_dropped() -> None:
         first = await workers.client()
         first.send("GET", THERE[0])
         append = asyncio.create_task(_append(workers, THERE[1], "p"))
-        await settled()
+        await connections_idle()
         await workers.connect(Link())
         other = asyncio.create_task(_read(workers, THERE[2]))
         old.flows[1].set()

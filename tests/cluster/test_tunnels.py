@@ -25,7 +25,7 @@ from headwater.http.routing import Router
 from headwater.http.server import build_context
 from headwater.storage.memory import MemoryStorage
 from tests.pressure.clients import position
-from tests.waiting import settled
+from tests.waiting import connections_idle
 
 NAME = "/v1/stream/s"
 
@@ -161,7 +161,7 @@ def test_request_that_waited_is_checked_again_before_it_is_processed() -> None:
         assert owner is not None
         owner.is_congested = True
         waiting = Exchange(peer, request("POST", b"late;"), frames.BEGIN)
-        await settled()
+        await connections_idle()
         owner.is_congested = False
         (tunnel,) = tunnelled.server._pools[frames.BEGIN].busy
         assert not waiting.response.done()

@@ -57,7 +57,7 @@ class RetentionSimulation:
         self.names = 0
         self.start()
         self.engine.buckets.create(BUCKET, self.must_work)
-        self.settle()
+        self.run_until_idle()
 
     def start(self) -> None:
         self.scheduler = ManualScheduler(self.clock)
@@ -71,8 +71,8 @@ class RetentionSimulation:
         """Open the store as after a restart: here a journal in a list, and blobs in memory."""
         return JournalStorage(self.journal), self.kept_blobs
 
-    def settle(self) -> None:
-        self.scheduler.settle()
+    def run_until_idle(self) -> None:
+        self.scheduler.run_until_idle()
 
     # -- steps
 
@@ -86,7 +86,7 @@ class RetentionSimulation:
         getattr(self, self.random.choice(kinds))()
         # Sometimes several steps make one batch.
         if self.random.random() < 0.7:
-            self.settle()
+            self.run_until_idle()
             self.check()
 
     def live(self) -> Expected | None:
@@ -113,7 +113,7 @@ class RetentionSimulation:
 
     def drop(self) -> None:
         """Apply retention: a bounded stream drops as many whole messages as its limit allows."""
-        self.settle()
+        self.run_until_idle()
         self.engine.retention.apply()
         for stream in self.streams:
             if stream.deleted or stream.keeps is None or stream.snapshot is not None:
@@ -136,7 +136,7 @@ class RetentionSimulation:
             self.engine.append(stream.name, "text/plain", message, None, None, False, self.must_work)
 
     def fork(self) -> None:
-        self.settle()
+        self.run_until_idle()
         source = self.live()
         if source is None:
             return
@@ -156,7 +156,7 @@ class RetentionSimulation:
         self.streams.append(fork)
 
     def publish(self) -> None:
-        self.settle()
+        self.run_until_idle()
         stream = self.live()
         if stream is None:
             return
@@ -174,14 +174,14 @@ class RetentionSimulation:
             self.engine.delete(stream.name, self.must_work)
 
     def pin(self) -> None:
-        self.settle()
+        self.run_until_idle()
         stream = self.live()
         if stream is not None:
             found = self.engine.look_up(stream.name)
             stream.pins.append((stream.retained, self.engine.retention.pin(found, earliest(found))))
 
     def unpin(self) -> None:
-        self.settle()
+        self.run_until_idle()
         pinned = [stream for stream in self.streams if stream.pins]
         if pinned:
             stream = self.random.choice(pinned)
@@ -189,7 +189,7 @@ class RetentionSimulation:
 
     def crash(self) -> None:
         """Restart the engine after all queued work is done, so that only the pins are lost."""
-        self.settle()
+        self.run_until_idle()
         for stream in self.streams:
             stream.pins.clear()
         self.start()

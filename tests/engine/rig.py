@@ -87,7 +87,7 @@ class Rig:
     def append_in_sequence(self, name: str, stream_seq: str) -> list[object]:
         """Append with a `Stream-Seq`, and wait until that is durable."""
         answers = self._asked(lambda done: self.engine.append(name, TEXT, b"x", None, stream_seq, False, done))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         return answers
 
     def delete(self, name: str) -> list[object]:
@@ -96,7 +96,7 @@ class Rig:
     def created(self, name: str, body: bytes = b"", **more: Any) -> LiveStream:
         """Create a stream and wait until that is durable."""
         self.put(name, body, **more)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         return self.engine.look_up(name)
 
     def read(self, name: str, limit: int = 1 << 20) -> bytes:

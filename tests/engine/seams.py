@@ -122,7 +122,7 @@ class ManualScheduler:
         done(error)
         return True
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Run until only timers are left."""
         for _ in range(10_000):
             if self.quiet:

@@ -38,7 +38,7 @@ def test_broken_callback_does_not_keep_others_from_their_answers(commit: CommitM
     before = rig.post("a")
     rig.engine.append("a", TEXT, b"x", None, None, False, broken_callback)
     after, published = rig.post("a"), rig.post("followed", b"news")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [type(answer) for answers in (before, after, published) for answer in answers] == [Appended] * 3
     assert reader.data == b"news"
     assert rig.read("a") == b"xxx"
@@ -51,7 +51,7 @@ def test_appends_received_while_a_batch_with_a_broken_callback_is_written_are_co
     rig.engine.append("a", TEXT, b"x", None, None, False, broken_callback)
     rig.scheduler.tick()
     queued = rig.post("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [type(answer) for answer in queued] == [Appended]
 
 
@@ -62,7 +62,7 @@ def test_broken_callback_does_not_keep_others_from_their_refusals(commit: Commit
     rig.storage.fails_in = 0
     rig.engine.append("a", TEXT, b"x", None, None, False, broken_callback)
     after = rig.post("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert isinstance(after[0], Refusal)
     assert rig.engine.idle
 
@@ -82,7 +82,7 @@ def test_broken_hook_does_not_break_a_batch(commit: CommitMode, hook: str, monke
     rig.engine.publisher.on_created.append(lambda stream: seen.append(stream.name))
     rig.engine.publisher.on_deleted.append(lambda stream: seen.append(stream.name))
     gone, made, published = rig.delete("deleted"), rig.put("made"), rig.post("followed", b"news")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert gone
     assert isinstance(made[0], Created)
     assert isinstance(published[0], Appended)
@@ -98,7 +98,7 @@ def test_broken_followers_do_not_keep_others_from_the_end_of_a_stream() -> None:
     other = rig.follow(rig.created("b"))
     rig.delete("a")
     rig.post("b", b"news")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert reader.refusal is not None
     assert other.data == b"news"
 

@@ -62,7 +62,7 @@ def names(answers: list[object]) -> list[str]:
 def with_bucket() -> Rig:
     rig = Rig(commit="thread")
     put_bucket(rig.engine)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     return rig
 
 
@@ -95,7 +95,7 @@ def test_stream_deleted_before_its_creation_is_durable_is_listed_until_the_delet
     assert isinstance(gone[0], Deleted)
     assert names(listed) == []
     assert isinstance(unrelated[0], Created)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert names(during[0]) == []
 
 
@@ -109,19 +109,19 @@ def test_listing_in_the_batch_that_creates_a_stream_that_is_already_deleted() ->
     finish_write(rig)
     assert names(listed) == [stream_name(BUCKET, "s")]
     assert isinstance(other[0], Created)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert names(listing(rig.engine)) == []
 
 
 def test_second_incarnation_deleted_before_it_is_durable_does_not_hide_the_first() -> None:
     rig = with_bucket()
     put(rig.engine, body=b"first")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     delete(rig.engine)
     put(rig.engine, body=b"second")
     delete(rig.engine)
     assert rig.read(stream_name(BUCKET, "s")) == b"first"
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert names(listing(rig.engine)) == []
 
 
@@ -134,7 +134,7 @@ def test_bucket_with_a_pending_recreated_stream_is_not_deleted() -> None:
     assert first
     assert gone
     refused = delete_bucket(rig.engine)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert status(refused) == 409
     assert isinstance(second[0], Created)
     assert rig.read(stream_name(BUCKET, "s")) == b"kept"
@@ -146,7 +146,7 @@ def test_bucket_whose_only_stream_is_created_and_deleted_in_one_batch_can_be_del
     put(rig.engine)
     delete(rig.engine)
     gone = delete_bucket(rig.engine)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert isinstance(gone[0], BucketState)
     assert status(listing(rig.engine)) == 404
     assert status(listing(reopened(rig))) == 404
@@ -161,7 +161,7 @@ def test_missing_bucket_of_a_stream_is_restored_at_startup(caplog: pytest.LogCap
         engine = Engine(backing.open(), clock, scheduler, EngineLimits())
         with caplog.at_level(logging.WARNING, "headwater.engine"):
             engine.start()
-        scheduler.settle()
+        scheduler.run_until_idle()
         assert names(listing(engine)) == [name]
         assert status(delete_bucket(engine)) == 409
     assert [BUCKET in record.getMessage() for record in caplog.records] == [True], "only the first start repairs it"
@@ -201,17 +201,17 @@ def test_a_stream_whose_id_has_a_control_character_stays_usable(monkeypatch: pyt
 
     rig = Rig()
     put_bucket(rig.engine)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     old, name = "old\x1b[2J", stream_name(BUCKET, "old\x1b[2J")
     with monkeypatch.context() as earlier:
         earlier.setattr(rules, "check_new_name", lambda _name: None)
         put(rig.engine, old, b"kept")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert status(put(rig.engine, "new\x1b[2J")) == 400
     assert status(put(rig.engine, old, b"kept")) is None, "PUT of an existing stream"
     assert rig.read(name) == b"kept"
     assert names(listing(rig.engine)) == [name]
     deleted = delete(rig.engine, old)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert status(deleted) is None
     assert names(listing(rig.engine)) == []

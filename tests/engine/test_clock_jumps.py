@@ -46,11 +46,11 @@ class RestartableRig(Rig):
             retention=self.rule_of_retention,
         )
         self.engine.start()
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def run_for(self, milliseconds: int) -> None:
         self.scheduler.advance(milliseconds)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def answers(self, name: str = "a") -> str:
         try:
@@ -65,7 +65,7 @@ class RestartableRig(Rig):
     def confirm(self) -> list[int]:
         counts: list[int] = []
         self.engine.confirm_expiry(counts.append)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         self.run_for(2000)
         return counts
 

@@ -77,7 +77,7 @@ class Bench:
         self.submit(size_bytes)
         self.scheduler.tick()
         inline = len(self.storage.sizes) > written
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         assert len(self.storage.sizes) == written + 1
         return inline
 
@@ -129,7 +129,7 @@ def test_many_small_records_are_one_large_batch() -> None:
         bench.submit(1000)
     bench.scheduler.tick()
     assert bench.storage.sizes == []
-    bench.scheduler.settle()
+    bench.scheduler.run_until_idle()
     assert bench.storage.sizes == [3000]
 
 
@@ -196,7 +196,7 @@ def test_records_beyond_the_batch_limit_are_committed_in_several_batches(mode: C
     bench = Bench(mode, max_batch_bytes=10_000)
     for number in range(25):
         bench.submit(1000, number)
-    bench.scheduler.settle()
+    bench.scheduler.run_until_idle()
     assert bench.storage.sizes == [10, 10, 5]
     assert bench.answers == list(range(25))
     assert bench.committer.idle
@@ -206,7 +206,7 @@ def test_record_larger_than_the_limit_is_a_batch_alone() -> None:
     bench = Bench(max_batch_bytes=10_000)
     for size in (1000, 50_000, 1000, 1000):
         bench.submit(size)
-    bench.scheduler.settle()
+    bench.scheduler.run_until_idle()
     assert bench.storage.sizes == [1, 1, 2]
 
 
@@ -215,7 +215,7 @@ def test_message_lengths_count_towards_the_batch_size() -> None:
     for _ in range(2):
         record = Append(1, 1, 0, 0, b"0," * 1000, (2,) * 1000)
         bench.committer.submit(CommitEntry(None, record, (), None, None), record_bytes(record))
-    bench.scheduler.settle()
+    bench.scheduler.run_until_idle()
     assert bench.storage.sizes == [1, 1]
 
 
@@ -225,7 +225,7 @@ def test_failed_write_refuses_every_batch_that_is_queued() -> None:
     rig.created("a")
     rig.storage.fails_in = 0
     answers = [rig.post("a", b"x" * 10) for _ in range(5)]
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [status(each) for each in answers] == [503] * 5
     assert rig.engine.idle
     assert rig.storage.failures == 1
@@ -240,7 +240,7 @@ def test_record_too_large_for_the_journal_is_refused_alone(disk: bool, monkeypat
     with pytest.raises(PayloadTooLarge):
         rig.engine.put_document("key", b"x" * 1000, None, None)
     accepted = [rig.post("a", b"y"), rig.put("b")]
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [status(each) for each in refused] == [413, 413]
     assert [status(each) for each in accepted] == [None, None]
     assert isinstance(accepted[1][0], Created)

@@ -62,7 +62,7 @@ def test_nothing_is_answered_before_it_is_durable(commit: CommitMode) -> None:
     assert not any(answers)
     with pytest.raises(StreamNotFound):
         rig.engine.look_up("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert all(answers)
     assert rig.read("a") == b"xyz"
 
@@ -76,7 +76,7 @@ def test_duplicate_of_a_pending_append_is_answered_after_the_original(commit: Co
         rig.scheduler.tick()
     repeat = rig.post("a", b"x", ("p", 0, 0))
     assert (original, repeat) == ([], [])
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert appended(original).outcome is AppendOutcome.ACCEPTED
     assert appended(repeat).outcome is AppendOutcome.DUPLICATE
     assert rig.read("a") == b"x"
@@ -90,7 +90,7 @@ def test_conflict_with_a_pending_record_is_answered_when_that_is_durable(commit:
     late = rig.post("a", b"late")
     again = rig.put("a")
     assert (late, again) == ([], [])
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (status(late), status(again)) == (409, 409)
 
 
@@ -107,7 +107,7 @@ def test_writers_see_pending_records() -> None:
     rig = Rig()
     rig.put("a", b"x")
     second, third = rig.post("a", b"y", ("p", 0, 0)), rig.post("a", b"z", ("p", 0, 1))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (appended(second).tail_index, appended(third).tail_index) == (2, 3)
 
 
@@ -117,7 +117,7 @@ def test_a_name_is_free_for_writers_at_once_and_for_readers_when_durable() -> No
     gone, made = rig.delete("a"), rig.put("a", b"new")
     rig.scheduler.tick()
     assert rig.engine.look_up("a").durable_position == 3
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert gone
     assert made
     assert rig.read("a") == b"new"
@@ -134,7 +134,7 @@ def test_failed_write_refuses_its_batch_and_all_queued_ones(commit: CommitMode) 
     failed = [rig.post("a"), rig.put("b"), rig.post("a", b"x", ("p", 0, 0))]
     rig.scheduler.tick()
     queued = [rig.post("a"), rig.post("a", b"x", ("p", 0, 0)), rig.delete("a")] if commit == "thread" else []
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [status(answers) for answers in failed + queued] == [503] * len(failed + queued)
     assert rig.engine.idle
     assert rig.engine.failure is not None
@@ -147,9 +147,9 @@ def test_after_a_failed_write_appends_are_refused_and_reads_still_work(commit: C
     reader = rig.follow(stream, from_start=True)
     rig.storage.fails_in = 0
     rig.post("a", b"lost")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     refused = [rig.post("a"), rig.put("new"), rig.delete("a"), rig.post("a", b"", close=True)]
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [status(answers) for answers in refused] == [503] * 4
     assert rig.read("a") == reader.data == b"kept"
     assert (reader.wakes, reader.refusal) == (0, None)
@@ -163,10 +163,10 @@ def test_a_failed_write_is_never_tried_again(commit: CommitMode) -> None:
     rig.created("a")
     rig.storage.fails_in = 0
     rig.post("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.storage.fails_in = None
     later = rig.post("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert status(later) == 503
     assert rig.storage.failures == 1
 
@@ -178,9 +178,9 @@ def test_answered_appends_survive_a_failed_write(commit: CommitMode, batch: int)
     rig.storage.fails_in = batch
     answers = [rig.put("a")]
     for number in range(6):
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
         answers.append(rig.post("a", b"%d" % number))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     promised = sum(1 for answer in answers if status(answer) is None)
     assert promised == batch
     if batch:
@@ -193,9 +193,9 @@ def test_duplicate_of_a_failed_append_is_refused(commit: CommitMode) -> None:
     rig.created("a")
     rig.storage.fails_in = 0
     rig.post("a", b"x", ("p", 0, 0))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     repeat = rig.post("a", b"x", ("p", 0, 0))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert status(repeat) == 503, "it is unknown whether the original was stored"
 
 
@@ -208,7 +208,7 @@ def test_append_beyond_the_stream_limit_is_refused_and_counts_nothing(disk: bool
     rig.created("a", b"123")
     assert status(rig.post("a", b"456")) == 413
     rig.post("a", b"45")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.read("a") == b"12345"
     assert rig.engine.total_bytes == 5
 
@@ -223,7 +223,7 @@ def test_total_limit_holds_and_deletion_frees_its_share(disk: bool, ending: str)
         rig.delete("a")
     else:
         rig.scheduler.advance(2001)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.total_bytes == 0
     assert rig.created("b", b"56").byte_position == 2
 
@@ -234,7 +234,7 @@ def test_fork_counts_only_its_own_data() -> None:
     rig.created("b", b"5", source="a")
     assert rig.engine.total_bytes == 5
     rig.post("b", b"6789")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.read("b") == b"123456789"
     assert status(rig.post("b", b"x")) == 413
 

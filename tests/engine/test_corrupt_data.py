@@ -43,7 +43,7 @@ def a_stream(rig: Rig) -> LiveStream:
     stream = rig.created("a")
     for _ in range(4):
         rig.post("a", b"0123456789")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     return stream
 
 

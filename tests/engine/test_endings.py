@@ -18,7 +18,7 @@ def test_a_stream_can_be_read_in_pieces_until_its_deletion_is_durable(commit: Co
     rig = Rig(commit=commit)
     stream = rig.created("a", b"one")
     rig.post("a", b"two")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.delete("a")
     assert rig.read("a", limit=3) == b"onetwo"
     chunk = rig.engine.reader.chunk(stream, rig.engine.reader.resolve(stream, "-1"), 100)
@@ -49,7 +49,7 @@ def test_reading_extends_the_ttl_until_the_deletion_is_durable(use: str, has_for
     assert seen_as(rig, "a") == 404
     rig.engine.touch(stream)
     assert seen_as(rig, "a") == 404, "a late use must not revive an expired stream"
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert seen_as(rig, "a") == (410 if has_fork else 404)
 
 
@@ -58,7 +58,7 @@ def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:
     rig.created("a", b"shared")
     rig.created("b", b"own", source="a")
     rig.delete("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.delete("b")
     assert rig.read("b") == b"sharedown"
 
@@ -74,7 +74,7 @@ def test_failing_reader_does_not_affect_the_others(disk: bool, caplog: pytest.Lo
 
     failing.wake = fail  # type: ignore[method-assign]
     rig.post("a", b"x")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert other.data == b"x"
     assert "a callback of the engine failed" in caplog.text
     caplog.clear()
@@ -98,7 +98,7 @@ def test_source_stays_410_until_the_deletion_of_its_last_fork_is_durable(commit:
     rig.created("c", source="b", ttl_secs=1 if expires else None)
     rig.delete("a")
     rig.delete("b")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     if expires:
         rig.clock.at_ms += 1000
         rig.engine.expire_due()
@@ -106,7 +106,7 @@ def test_source_stays_410_until_the_deletion_of_its_last_fork_is_durable(commit:
         rig.delete("c")
     assert [seen_as(rig, name) for name in "ab"] == [410, 410]
     rig.put("d", b"y")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [seen_as(rig, name) for name in "abc"] == [404, 404, 404]
     assert rig.engine._view.is_empty
 
@@ -133,7 +133,7 @@ def test_after_a_failed_write_an_expired_stream_is_not_confirmed() -> None:
     rig.created("b")
     rig.storage.fails_in = 0
     rig.post("b")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.clock.at_ms += 1000
     assert status(rig.put("a", ttl_secs=1)) == 503
 
@@ -159,5 +159,5 @@ def test_reading_a_stream_wakes_no_reader(disk: bool) -> None:
     reader = rig.follow(stream)
     rig.clock.at_ms += 5000
     rig.engine.touch(stream)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert reader.wakes == 0

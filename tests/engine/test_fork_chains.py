@@ -69,7 +69,7 @@ def test_splits_take_few_steps_each(chain: Rig, monkeypatch: pytest.MonkeyPatch)
     stream = chain.engine.look_up(f"s{DEPTH - 1}")
     counted = CountedStream(monkeypatch)
     answers = split(chain, stream, 1000)
-    chain.scheduler.settle()
+    chain.scheduler.run_until_idle()
     (ends,) = answers
     assert len(ends) == 1000
     assert ends[-1] == stream.tail
@@ -125,7 +125,7 @@ def test_forks_at_any_point_read_what_their_sources_had(seed: int) -> None:
             assert reader.lengths(chunk) == [len(each) for each in expected[index:]]
             position += len(body)
         answers = split(rig, stream, 5)
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
         (ends,) = answers
         assert [end.message_index for end in ends] == sorted({end.message_index for end in ends})
         assert not expected or ends[-1] == stream.tail
@@ -162,7 +162,7 @@ def test_splits_of_a_large_range_take_several_turns_of_the_loop(monkeypatch: pyt
     for _ in range(9):
         assert answers == []
         rig.scheduler.tick()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [end.message_index for end in answers[0]] == list(range(5, 51, 5))
 
 
@@ -184,7 +184,7 @@ def test_stream_that_ends_while_it_is_split_is_refused(ending: str, monkeypatch:
             raise CorruptError("damaged")
 
         monkeypatch.setattr(rig.storage, "cut", damaged)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     [refusal] = answers
     assert isinstance(refusal, Refusal)
     assert refusal.code == {"deleted": "stream_not_found", "trimmed": "offset_gone", "damaged": "data_corrupt"}[ending]
@@ -206,8 +206,8 @@ def test_deleted_fork_keeps_its_data_while_a_fork_reads_through_it() -> None:
     rig.created("b", b"x", source="a")
     rig.created("c", source="b", offset=str(Offset(1, 1)))
     rig.delete("b")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.total_bytes == rig.engine.storage_usage().payload_bytes == 2
     rig.delete("c")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.total_bytes == rig.engine.storage_usage().payload_bytes == 1

@@ -33,7 +33,7 @@ def terms(holder: str = "w1", **more: Any) -> LeaseTerms:
 def acquire(rig: Rig, wanted: LeaseTerms, *, take_over: bool = False) -> list[LeaseView | Refusal]:
     answers: list[LeaseView | Refusal] = []
     rig.engine.leases.acquire("a", wanted, take_over=take_over, done=answers.append)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     return answers
 
 
@@ -48,7 +48,7 @@ def documents(rig: Rig) -> list[str]:
 
 def pass_time(rig: Rig, milliseconds: int) -> None:
     rig.scheduler.advance(milliseconds)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
 
 
 @DISK
@@ -87,7 +87,7 @@ def test_an_expired_lease_cannot_be_renewed_before_its_timer_fires() -> None:
     rig.clock.at_ms += TTL_MS
     with pytest.raises(LeaseHeld):
         rig.engine.leases.renew("a", "w1")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.read("a") == b"lost"
     pass_time(rig, TTL_MS)
     assert rig.read("a") == b"lost", "the timer that fires later changes nothing"
@@ -98,7 +98,7 @@ def test_a_released_lease_has_no_effect() -> None:
     rig.created("a", b"x")
     acquire(rig, terms())
     rig.engine.leases.release("a", "w1", lambda _: None)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     with pytest.raises(LeaseNotFound):
         rig.engine.leases.show("a")
     pass_time(rig, 2 * TTL_MS)
@@ -157,7 +157,7 @@ def test_lease_does_not_change_a_stream_that_was_closed_or_deleted() -> None:
     rig.created("a")
     acquire(rig, terms())
     rig.post("a", b"done", close=True)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     with pytest.raises(LeaseNotFound):
         rig.engine.leases.show("a")
     pass_time(rig, TTL_MS + 1)
@@ -165,7 +165,7 @@ def test_lease_does_not_change_a_stream_that_was_closed_or_deleted() -> None:
     rig.created("b")
     rig.engine.leases.acquire("b", terms(), take_over=False, done=lambda _: None)
     rig.delete("b")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.created("b", b"new")
     pass_time(rig, TTL_MS + 1)
     assert rig.read("b") == b"new", "the lease belonged to the stream that was deleted"
@@ -181,7 +181,7 @@ def test_without_close_the_producer_is_fenced_and_the_stream_stays_open() -> Non
     assert rig.read("a") == b"xlost"
     assert status(rig.post("a", b"late", ("p", 7, 1))) == 403
     rig.post("a", b"next", ("p", 9, 0))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.read("a") == b"xlostnext"
 
 
@@ -225,7 +225,7 @@ def test_expiry_does_not_affect_a_writer_with_a_newer_epoch() -> None:
     key = rig.engine.leases._by_stream[rig.engine.look_up("a").id].key
     rig.engine.put_document(key, encode_terms(terms(producer_id="p", epoch=1)), None, None)
     rig.post("a", b"y", ("p", 5, 0))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     pass_time(rig, TTL_MS + 1)
     assert rig.read("a") == b"xy"
     assert not rig.engine.look_up("a").durable_closed
@@ -238,11 +238,11 @@ def test_lease_expiry_is_retried_when_storage_refuses_it() -> None:
     acquire(rig, terms(final=b"lost" * 100))
     taken = 8_000 - rig.engine.quota.content_bytes - rig.engine.quota.metadata_bytes - 10
     rig.post("b", b"x" * taken)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     pass_time(rig, TTL_MS + 1)
     assert not rig.engine.look_up("a").durable_closed
     rig.delete("b")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     pass_time(rig, RETRY_MS + 1)
     assert rig.read("a") == b"lost" * 100
     assert rig.engine.look_up("a").durable_closed
@@ -252,13 +252,13 @@ def test_many_leases_that_expire_at_once_are_ended_in_slices() -> None:
     rig = Rig(disk=False)
     for number in range(3000):
         rig.put(f"s{number}")
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
         rig.engine.leases.acquire(f"s{number}", terms(), take_over=False, done=lambda _: None)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.scheduler.advance(TTL_MS + 1)
     rig.scheduler.tick()
     assert rig.engine.leases.expired < 3000
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.leases.expired == 3000
 
 

@@ -22,7 +22,7 @@ def test_an_append_wakes_a_reader_once(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     reader = rig.follow(rig.created("a"))
     rig.post("a", b"one")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (reader.data, reader.wakes) == (b"one", 1)
 
 
@@ -32,7 +32,7 @@ def test_appends_of_one_batch_wake_a_reader_once(disk: bool, commit: CommitMode)
     reader = rig.follow(rig.created("a"))
     for body in (b"1", b"2", b"3"):
         rig.post("a", body)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert reader.data == b"123"
     assert reader.wakes == (1 if disk else 3)
 
@@ -42,7 +42,7 @@ def test_close_wakes_readers_together_with_the_last_message(disk: bool, commit: 
     rig = Rig(disk=disk, commit=commit)
     reader = rig.follow(rig.created("a"))
     rig.post("a", b"last", close=True)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (reader.data, reader.closed) == (b"last", True)
 
 
@@ -77,7 +77,7 @@ def test_many_readers_are_woken_in_slices(disk: bool, commit: CommitMode, monkey
         rig.scheduler.report()
         woken.append(sum(reader.wakes for reader in readers))
     assert max(after - before for before, after in itertools.pairwise(woken)) <= 50
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert {(reader.data, reader.wakes) for reader in readers} == {(b"one", 1)}
 
 
@@ -89,7 +89,7 @@ def test_append_while_many_readers_are_woken_reaches_all_of_them(monkeypatch: py
     rig.scheduler.tick()
     rig.post("a", b"two")
     rig.engine.unfollow(readers[-1].stream, readers[-1])
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert {reader.data for reader in readers[:-1]} == {b"onetwo"}
     assert readers[-1].wakes == 0, "it has left"
 
@@ -101,7 +101,7 @@ def test_end_of_a_stream_reaches_many_readers_in_slices(monkeypatch: pytest.Monk
     rig.delete("a")
     rig.scheduler.tick()
     assert 0 < sum(reader.refusal is not None for reader in readers) <= 100
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert all(reader.refusal is not None for reader in readers)
 
 
@@ -123,7 +123,7 @@ def test_no_wake_up_is_missed_whenever_a_reader_joins(commit: CommitMode, when: 
             getattr(rig.scheduler, step)()
         if reader is not None:
             assert len(reader.data) == stream.durable_index, "the reader was not woken for this data"
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert reader is not None
     assert reader.data == b"xx"
 
@@ -143,7 +143,7 @@ def test_no_interleaving_of_writers_readers_and_the_disk_loses_anything(order: t
             readers.append(rig.follow(stream, from_start=True))
         else:
             getattr(rig.scheduler, step)()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert readers[1].data == b"xx"
     assert b"xx".endswith(readers[0].data)
     assert all(reader.at.message_index == 2 for reader in readers)
@@ -156,7 +156,7 @@ def test_readers_of_other_streams_are_not_woken(disk: bool, commit: CommitMode) 
     other = rig.follow(rig.created("b"))
     rig.post("a", b"x")
     rig.delete("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (other.wakes, other.refusal) == (0, None)
 
 
@@ -166,7 +166,7 @@ def test_source_appends_neither_reach_nor_wake_readers_of_a_fork(disk: bool, com
     rig.created("a", b"shared")
     fork = rig.follow(rig.created("b", source="a"), from_start=True)
     rig.post("a", b"later", close=True)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (fork.data, fork.wakes, fork.closed) == (b"shared", 0, False)
 
 
@@ -176,7 +176,7 @@ def test_fork_appends_neither_reach_nor_wake_readers_of_the_source(disk: bool, c
     source = rig.follow(rig.created("a", b"shared"))
     rig.created("b", b"own", source="a")
     rig.post("b", b"more")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (source.data, source.wakes) == (b"", 0)
 
 
@@ -186,9 +186,9 @@ def test_deleting_the_source_leaves_readers_of_the_fork_reading(disk: bool, comm
     source = rig.follow(rig.created("a", b"shared"))
     fork = rig.follow(rig.created("b", source="a"), from_start=True)
     rig.delete("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.post("b", b"+")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert source.refusal is not None
     assert (fork.data, fork.refusal) == (b"shared+", None)
 
@@ -199,7 +199,7 @@ def test_deletion_ends_every_reader_once(disk: bool, commit: CommitMode) -> None
     stream = rig.created("a")
     readers = [rig.follow(stream) for _ in range(3)]
     rig.delete("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [reader.refusal.status for reader in readers if reader.refusal is not None] == [404] * 3
     assert [reader.wakes for reader in readers] == [0] * 3
     assert stream.followers is None
@@ -223,7 +223,7 @@ def test_absolute_expiry_ends_readers_without_a_request(disk: bool, commit: Comm
     ends = []
     for wait_ms in (1999, 1001):
         rig.scheduler.advance(wait_ms)
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
         ends.append(reader.refusal.status if reader.refusal is not None else None)
     assert ends == [None, 404]
 
@@ -235,7 +235,7 @@ def test_reader_of_a_deleted_stream_is_not_woken_by_its_successor(disk: bool, co
     rig.delete("a")
     rig.put("a", b"new")
     rig.post("a", b"newer")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (reader.data, reader.wakes) == (b"", 0)
     assert rig.read("a") == b"newnewer"
 
@@ -247,7 +247,7 @@ def test_readers_that_leave_while_others_are_woken_are_not_woken() -> None:
     first = rig.follow(stream)
     first.wake = lambda: rig.engine.unfollow(stream, first)  # type: ignore[method-assign]
     rig.post("a", b"x")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert last.data == b"x"
     assert list(stream.followers or ()) == [last]
 
@@ -267,9 +267,9 @@ def test_refused_or_duplicate_append_does_not_wake_readers(disk: bool, commit: C
     rig = Rig(disk=disk, commit=commit)
     stream = rig.created("a")
     rig.post("a", b"x", ("p", 0, 0))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     reader = rig.follow(stream)
     assert status(rig.post("a", b"x", ("p", 0, 0))) is None
     assert status(rig.post("a", b"x", ("p", 0, 7))) == 409
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (reader.data, reader.wakes) == (b"", 0)

@@ -13,14 +13,14 @@ LIMIT = 10
 def followed(rig: Rig, prefix: str = "p/") -> ManyFollower:
     follower = rig.engine.follows.follow(FollowRequest({}, prefix), lambda _: True, lambda: None)
     follower.start()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     return follower
 
 
 def come_and_go(rig: Rig, name: str) -> None:
     rig.created(name, b"x")
     rig.delete(name)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
 
 
 def events(follower: ManyFollower) -> list[object]:
@@ -36,7 +36,7 @@ def test_ends_of_streams_that_a_client_does_not_read_are_limited() -> None:
         assert rig.engine.follows.cursors <= LIMIT
     assert isinstance(silent.failure, TooManyFollowed)
     silent.close()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.follows.cursors == 0
 
 
@@ -59,7 +59,7 @@ def test_ends_of_many_streams_at_once_are_all_sent() -> None:
     assert all(isinstance(event, FollowedChunk) for event in events(follower))
     for number in range(LIMIT):
         rig.delete(f"p/{number}")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert {event.name for event in events(follower) if isinstance(event, FollowProblem)} == {
         f"p/{number}" for number in range(LIMIT)
     }
@@ -84,7 +84,7 @@ def test_new_streams_that_wait_to_be_announced_are_limited() -> None:
     assert isinstance(follower.failure, TooManyFollowed)
     follower.close()
     follows._announced(None)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     again = followed(rig, "p/0")
     assert {event.name for event in events(again) if isinstance(event, FollowedChunk)} == {
         f"p/{number:02}" for number in range(10)

@@ -39,7 +39,7 @@ class World:
             name, content_type, more.get("ttl_secs"), None, False, b"", retention=more.get("retention")
         )
         self.engine.create(request, lambda _: None)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def append(self, name: str, content_type: str | None, body: bytes) -> tuple[object, ...]:
         results: list[Appended | Refusal] = []
@@ -57,7 +57,7 @@ class World:
                 self.engine.append(name, content_type, body, None, None, False, results.append)
         except Refusal as refusal:
             return type(refusal), refusal.detail
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         [result] = results
         if isinstance(result, Refusal):
             return type(result), result.detail
@@ -65,7 +65,7 @@ class World:
 
     def close(self, name: str) -> None:
         self.engine.append(name, None, b"", None, None, True, lambda _: None)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def state(self) -> list[object]:
         """Everything that an append changes, for each stream and in total."""

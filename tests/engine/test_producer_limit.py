@@ -20,7 +20,7 @@ DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 
 def producing(rig: Rig, *producers: str, seq: int = 0) -> list[int | None]:
     answers = [rig.post("a", b"x", (producer, 0, seq)) for producer in producers]
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     return [status(answer) for answer in answers]
 
 

@@ -29,7 +29,7 @@ def test_empty_streams_are_limited(disk: bool, limit: str) -> None:
     assert status(refused) == 413
     assert isinstance(refused[0], MemoryFull)
     rig.delete("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.created("d")
 
 
@@ -38,7 +38,7 @@ def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> Non
     rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a", TEXT)))
     rig.created("a", b"x" * 100_000)
     rig.post("a", b"x" * 100_000)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.total_bytes == 200_000
     assert status(rig.put("b")) == 413
 
@@ -48,11 +48,11 @@ def test_producers_count_as_metadata(disk: bool) -> None:
     rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a", TEXT) + 2 * PRODUCER_BYTES))
     rig.created("a")
     answers = [rig.post("a", b"x", (producer, 0, 0)) for producer in ("p", "q")]
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [status(each) for each in answers] == [None, None]
     assert status(rig.post("a", b"x", ("r", 0, 0))) == 413
     again = rig.post("a", b"x", ("p", 0, 1))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert status(again) is None
 
 
@@ -74,7 +74,7 @@ def test_sequence_values_count_as_metadata(disk: bool) -> None:
     assert rig.engine.quota.metadata_bytes == 2 * stream_bytes("a", TEXT) + 1000
     rig.delete("a")
     rig.delete("b")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.quota.metadata_bytes == 0
 
 
@@ -88,7 +88,7 @@ def test_deletions_free_their_metadata(disk: bool) -> None:
         rig.post(name, b"x", ("p", 0, 0))
     buckets: list[object] = []
     rig.engine.buckets.create("bucket", buckets.append)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     bucket = buckets[0]
     assert isinstance(bucket, BucketState)
     key = document_key("bucket")
@@ -98,7 +98,7 @@ def test_deletions_free_their_metadata(disk: bool) -> None:
     rig.delete("b")
     rig.engine.buckets.delete("bucket", buckets.append)
     rig.scheduler.advance(3000)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert (rig.engine.quota.metadata_bytes, rig.engine.total_bytes) == (0, 0)
 
 
@@ -110,7 +110,7 @@ def test_usage_is_the_same_after_a_restart() -> None:
     rig.append_in_sequence("b", "1" * 50)
     rig.engine.put_document("key", b"value", None, None)
     rig.engine.put_document("key", b"longer value", None, None)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     inner = rig.storage._inner
     assert isinstance(inner, JournalStorage)
     clock = ManualClock()

@@ -56,14 +56,14 @@ def test_correction_runs_in_slices_with_other_work_between() -> None:
     rig = RestartableRig()
     for number in range(5 * BATCH):
         rig.put(f"n{number}")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.restart()
     ticks = 0
     while rig.registry.is_correcting:
         rig.scheduler.tick()
         ticks += 1
         assert ticks < 100
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert ticks >= 5
     assert rig.listed() == rig.streams()
 
@@ -73,14 +73,14 @@ def test_streams_created_and_deleted_during_a_correction_are_listed_correctly(ti
     rig = RestartableRig()
     for number in range(3 * BATCH):
         rig.put(f"n{number}")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.restart()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.restart(with_registry=False)
     for number in range(BATCH):
         rig.delete(f"n{number}")
         rig.put(f"m{number}")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.restart()
     for _ in range(tick):
         rig.scheduler.tick()
@@ -90,7 +90,7 @@ def test_streams_created_and_deleted_during_a_correction_are_listed_correctly(ti
     rig.put("m5")
     rig.put("n1")
     rig.put("new")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.listed() == rig.streams()
 
 
@@ -102,14 +102,14 @@ def test_registry_with_mostly_stale_events_is_replaced_at_the_next_start(monkeyp
         rig.created(f"n{number}")
         rig.delete(f"n{number}")
     rig.created("kept")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert len(rig.events()) == 401
     rig.restart()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert [event["key"] for event in rig.events()] == ["kept"]
     before = rig.engine.catalog.by_name[REGISTRY_NAME].id
     rig.restart()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.engine.catalog.by_name[REGISTRY_NAME].id == before, "it is not replaced every time"
 
 
@@ -117,16 +117,16 @@ def test_registry_with_forks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(registry_module, "REPLACE_MIN", 10)
     rig = RestartableRig()
     rig.restart()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     for number in range(50):
         rig.created(f"n{number}")
         rig.delete(f"n{number}")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.created("fork", source=REGISTRY_NAME)
     rig.restart()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.created("later")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.listed() == {"fork", "later"}
 
 
@@ -134,9 +134,9 @@ def test_damaged_registry_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = RestartableRig()
     rig.restart()
     rig.created("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.restart(with_registry=False)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     inner = rig.storage._inner
 
     def damaged(*_: Any) -> Any:
@@ -145,21 +145,21 @@ def test_damaged_registry_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(inner, "read", damaged)
         rig.registry.start()
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
     assert rig.listed() == {"a"}
 
 
 def test_event_that_could_not_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = RestartableRig()
     rig.restart()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.put("a")
     with monkeypatch.context() as patch:
         rig.engine.publisher.on_created.insert(0, lambda _: patch.setattr(rig.storage, "refusal", lambda: "disk full"))
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
         assert rig.listed() == set()
     rig.scheduler.advance(6000)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.listed() == {"a"}
     assert not rig.registry.is_correcting
 
@@ -168,7 +168,7 @@ def test_event_that_could_not_be_written_is_written_later(monkeypatch: pytest.Mo
 def test_clients_cannot_write_to_the_registry(operation: str) -> None:
     rig = RestartableRig()
     rig.restart()
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     engine = rig.engine
     request = CreateRequest(REGISTRY_NAME, TEXT, None, None, False, b"")
     calls = {

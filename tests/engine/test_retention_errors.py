@@ -60,12 +60,12 @@ class RestartableRig(Rig):
         for name in NAMES:
             for _ in range(50):
                 self.post(name, b"0123456789")
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def run_retention(self, times: int) -> None:
         for _ in range(times):
             self.scheduler.advance(INTERVAL_MS)
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
 
     def retained(self, name: str) -> int:
         return self.engine.look_up(name).durable_retained_index

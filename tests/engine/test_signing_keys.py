@@ -28,7 +28,7 @@ class SimulatedServer:
         self.keys.start()
 
     def restart(self) -> None:
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         self.open()
 
     def kids(self) -> list[str]:

@@ -24,7 +24,7 @@ def server() -> SimulatedServer:
     made.create(WAKE)
     for number in range(COUNT):
         made.create(f"events/{number:05}", b"old")
-    made.settle()
+    made.run_until_idle()
     return made
 
 
@@ -33,7 +33,7 @@ def test_a_subscription_to_many_streams_takes_several_ticks(server: SimulatedSer
     assert "s" not in server.alive
     server.scheduler.tick()
     assert answers == []
-    server.settle()
+    server.run_until_idle()
     assert isinstance(answers[0], Put)
     links = server.alive["s"].links
     assert len(links) == COUNT
@@ -51,7 +51,7 @@ def test_changes_during_a_snapshot_are_neither_lost_nor_published_too_early(serv
     server.scheduler.tick()
     assert answers == []
     assert server.wake_events() == [], "no wake before the subscription exists"
-    server.settle()
+    server.run_until_idle()
     subscription = server.alive["s"]
     assert set(subscription.pending) == {"events/00000", "events/new"}
     assert subscription.links[LAST].acked == Offset(2, 18)
@@ -65,14 +65,14 @@ def test_crash_while_linking_leaves_nothing(server: SimulatedServer) -> None:
     assert server.alive == {}
     assert [key for key in server.engine.catalog.documents if key.startswith(("link/", "wake/"))] == []
     answers = server.put("s", pull())
-    server.settle()
+    server.run_until_idle()
     assert answers[0].is_new
 
 
 def test_second_request_for_the_same_id_waits(server: SimulatedServer) -> None:
     first, second, other = server.put("s", pull()), server.put("s", pull()), server.put("s", pull("**"))
     assert second == other == []
-    server.settle()
+    server.run_until_idle()
     assert first[0].is_new
     assert not second[0].is_new
     assert isinstance(other[0], SubscriptionAlreadyExists)
@@ -83,12 +83,12 @@ def test_full_disk_while_linking_refuses_the_subscription(
 ) -> None:
     answers = server.put("s", pull())
     monkeypatch.setattr(server.storage, "refusal", lambda: "the disk is full")
-    server.settle()
+    server.run_until_idle()
     assert isinstance(answers[0], StorageFull)
     assert server.alive == {}
     monkeypatch.undo()
     server.append("events/00000", b"x")
-    server.settle()
+    server.run_until_idle()
     assert server.wake_events() == []
     stream = server.stream("events/00000")
     assert stream is not None
@@ -107,7 +107,7 @@ def test_a_bug_while_linking_is_answered_and_frees_the_id(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(Link, "saved", broken_once)
-    server.settle()
+    server.run_until_idle()
     assert isinstance(answers[0], InternalError)
     assert waiting[0].is_new, "the next request for the id creates it"
 
@@ -122,5 +122,5 @@ def test_a_bug_while_creating_is_answered_and_frees_the_id(
     assert isinstance(server.put("s", pull())[0], InternalError)
     monkeypatch.undo()
     answers = server.put("s", pull())
-    server.settle()
+    server.run_until_idle()
     assert answers[0].is_new

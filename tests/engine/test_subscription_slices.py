@@ -56,10 +56,10 @@ def linked_server(subscriptions: int, streams: int) -> SimulatedServer:
     server.create(WAKE)
     for number in range(streams):
         server.create(f"events/{number:05}", b"x")
-    server.settle()
+    server.run_until_idle()
     for number in range(subscriptions):
         server.put(f"s{number}", pull("events/*"))
-    server.settle()
+    server.run_until_idle()
     return server
 
 
@@ -77,7 +77,7 @@ def test_linking_costly_patterns_to_long_names_is_cut_into_slices() -> None:
         server.create(WAKE)
         for number in range(800):
             server.create(f"n{number}/" + "/".join("a" * 500))
-        server.settle()
+        server.run_until_idle()
         answers: list[list[Any]] = []
         put_s = cpu_s(lambda: answers.extend(server.put(f"s{number}", costly()) for number in range(5)))
         tick_s = longest_tick(server, lambda: all(answers))
@@ -101,7 +101,7 @@ def test_creating_and_deleting_a_subscription_with_many_links_is_cut_into_slices
         assert not again, "the id is taken until the last cursor is removed"
         again_s = longest_tick(server, lambda: again)
         assert again[0].is_new
-        server.settle()
+        server.run_until_idle()
         documents = [key for key in server.engine.catalog.documents if key.startswith("link/")]
         assert len(documents) == 20_000
         return max(create_s, delete_s, again_s)
@@ -117,7 +117,7 @@ def test_an_append_that_wakes_thousands_of_subscriptions_is_cut_into_slices() ->
         assert len(server.wake_events()) == 5_000
         for number in range(5_000):
             server.subscriptions.claim(f"s{number}", "worker")
-        server.settle()
+        server.run_until_idle()
         server.scheduler.advance(LEASE_MS + 1)
         expire_s = longest_tick(server, lambda: server.scheduler.quiet)
         assert server.engine.metrics.leases_expired == 5_000
@@ -155,7 +155,7 @@ def test_jobs_take_turns_and_a_failing_one_does_not_affect_others() -> None:
         raise RuntimeError("another bug")
 
     slices.add(broken(), fail)  # type: ignore[arg-type]
-    scheduler.settle()
+    scheduler.run_until_idle()
     assert ended == [("short", None), ("broken", ValueError), ("long", None)]
 
 
@@ -165,13 +165,13 @@ def test_a_wake_that_storage_refused_counts_once(refused: int, monkeypatch: pyte
     server.append("events/00000", b"x")
     server.scheduler.tick()
     monkeypatch.setattr(server.storage, "refusal", lambda: "the disk is full")
-    server.settle()
+    server.run_until_idle()
     for _ in range(refused):
         server.scheduler.advance(1_000)
-        server.settle()
+        server.run_until_idle()
     assert server.engine.metrics.wakes["pull-wake"] == 0
     monkeypatch.undo()
     server.scheduler.advance(1_000)
-    server.settle()
+    server.run_until_idle()
     assert len(server.wake_events()) == 1
     assert server.engine.metrics.wakes["pull-wake"] == 1

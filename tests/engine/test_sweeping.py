@@ -44,7 +44,7 @@ def test_name_of_an_expired_stream_is_free_at_once(disk: bool) -> None:
     rig.created("a", b"old", ttl_secs=2)
     rig.clock.at_ms += 2000
     rig.put("a", b"new")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert rig.read("a") == b"new"
 
 
@@ -55,7 +55,7 @@ def test_sweeper_frees_expired_streams_without_a_request(disk: bool) -> None:
         rig.created(f"n{number}", b"x" * 10, ttl_secs=2)
     rig.created("kept", b"y")
     rig.scheduler.advance(3001)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert set(rig.engine.catalog.by_name) == {"kept"}
     assert rig.engine.total_bytes == rig.engine.storage_usage().payload_bytes == 1
     assert rig.engine.metrics.expired == 5
@@ -69,7 +69,7 @@ def test_read_within_the_window_extends_the_ttl(disk: bool, use: str) -> None:
     for _ in range(5):
         rig.scheduler.advance(1500)
         rig.read("a") if use == "read" else rig.post("a")
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
     assert alive(rig)
     rig.scheduler.advance(2000)
     assert not alive(rig)
@@ -103,7 +103,7 @@ def test_absolute_expiry_is_not_extended(disk: bool) -> None:
 def test_stream_created_with_a_past_deadline_is_gone_at_once(disk: bool, expiry: dict[str, int]) -> None:
     rig = Rig(disk=disk)
     assert status(rig.put("a", b"", **expiry) or [None]) is None
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert not alive(rig)
 
 
@@ -156,7 +156,7 @@ def test_reads_are_saved_once_per_share_of_the_window() -> None:
     for _ in range(4 * TOUCH_SHARE):
         rig.clock.at_ms += 250
         rig.read("a")
-        rig.scheduler.settle()
+        rig.scheduler.run_until_idle()
     assert len(rig.storage.batches) - before == TOUCH_SHARE
 
 
@@ -166,7 +166,7 @@ def test_a_read_of_a_stream_without_a_window_writes_nothing() -> None:
     before = len(rig.storage.batches)
     rig.clock.at_ms += 10**9
     rig.read("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert len(rig.storage.batches) == before
 
 
@@ -179,7 +179,7 @@ def test_restart_does_not_shorten_a_ttl_window() -> None:
     created_ms = rig.clock.at_ms
     rig.clock.at_ms += 900
     rig.read("a")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     clock.at_ms = rig.clock.at_ms + 1
     engine = Engine(backing.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
@@ -216,7 +216,7 @@ def test_live_reader_does_not_delay_an_absolute_expiry() -> None:
     rig = Rig()
     reader = rig.follow(rig.created("a", expires_at_ms=rig.clock.at_ms + 3000))
     rig.scheduler.advance(4001)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert reader.refusal is not None
 
 
@@ -227,7 +227,7 @@ def test_subscription_follower_does_not_extend_the_ttl() -> None:
     waiting = Reader(rig, stream, stream.tail)
     rig.engine.follow(stream, waiting, reading=False)
     rig.scheduler.advance(4001)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert waiting.refusal is not None
 
 
@@ -238,7 +238,7 @@ def test_a_live_readers_window_survives_a_crash() -> None:
     rig.storage._inner = backing.open()
     rig.follow(rig.created("a", ttl_secs=16))
     rig.scheduler.advance(100_000)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     clock.at_ms = rig.clock.at_ms
     engine = Engine(backing.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
@@ -254,12 +254,12 @@ def test_a_source_that_expires_keeps_its_bytes_for_its_forks(disk: bool) -> None
     rig.created("a", b"shared", ttl_secs=2)
     rig.created("b", b"own", source="a", ttl_secs=60)
     rig.scheduler.advance(4000)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert status(rig.post("a")) == 410
     assert status(rig.put("a")) == 409
     assert rig.read("b") == b"sharedown"
     rig.delete("b")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert len(rig.engine.catalog) == rig.engine.total_bytes == 0
 
 

@@ -21,7 +21,7 @@ class Busy:
 def busy_server() -> tuple[SimulatedServer, Busy]:
     server = SimulatedServer()
     server.put("s", webhook("events/*"))
-    server.settle()
+    server.run_until_idle()
     network = Busy()
     server.receiver.call = network.call  # type: ignore[method-assign]
     return server, network
@@ -31,9 +31,9 @@ def wake_and_delete(server: SimulatedServer, count: int) -> None:
     """Create pending work with a new stream and remove it by deleting the stream."""
     for number in range(count):
         server.create(f"events/{number}", b"x")
-        server.settle()
+        server.run_until_idle()
         server.delete(f"events/{number}")
-        server.settle()
+        server.run_until_idle()
 
 
 def test_wakes_that_end_before_their_call_leave_no_queued_calls() -> None:
@@ -44,7 +44,7 @@ def test_wakes_that_end_before_their_call_leave_no_queued_calls() -> None:
     compose, _ = network.waiting.pop()
     assert compose() is None, "no work is pending"
     server.create("events/next", b"x")
-    server.settle()
+    server.run_until_idle()
     assert len(network.waiting) == 1
 
 
@@ -52,7 +52,7 @@ def test_queued_call_delivers_the_newest_wake() -> None:
     server, network = busy_server()
     wake_and_delete(server, 3)
     server.create("events/last", b"x")
-    server.settle()
+    server.run_until_idle()
     compose, done = network.waiting.pop()
     outgoing = compose()
     assert outgoing is not None
@@ -60,6 +60,6 @@ def test_queued_call_delivers_the_newest_wake() -> None:
     assert body["generation"] == 4
     assert [stream["path"] for stream in body["streams"]] == ["events/last"]
     done(Answer(True, True))
-    server.settle()
+    server.run_until_idle()
     assert not server.alive["s"].pending
     assert network.waiting == []

@@ -31,7 +31,7 @@ def write_store(directory: Path, mode: str, days_ago: int) -> None:
     engine.start()
     for name, ttl_secs in (("expired", 30 * DAY_SECS), ("alive", 60 * DAY_SECS), ("forever", None)):
         engine.create(CreateRequest(name, "text/plain", ttl_secs, None, False, b"kept"), lambda _: None)
-    scheduler.settle()
+    scheduler.run_until_idle()
     engine.stop()
 
 

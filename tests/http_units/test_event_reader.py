@@ -97,7 +97,7 @@ def test_a_reader_gets_each_message_once(disk: bool, http_1_0: bool) -> None:
     rig.created("a", b"one")
     _, socket = Readers(rig).open("a", http_1_0=http_1_0)
     rig.post("a", b"two")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert socket.data() == [b"one", b"two"]
 
 

@@ -40,7 +40,7 @@ class DurableReference(Reference):
                 return True
         return False
 
-    def settle(self) -> None:
+    def make_durable(self) -> None:
         """Treat everything as durable, as after a restart."""
         self.reached = {incarnation: (len(incarnation.log), incarnation.closed) for incarnation in self.names.values()}
         self.by_name = dict(self.names)

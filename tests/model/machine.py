@@ -52,7 +52,7 @@ class ProtocolMachine(MachineState):
         """Start with two streams, because steps on an empty server find nothing."""
         self._put("a", TEXT if plain else JSON, ttl_secs, None, False, b"7", None)
         self._put("b", JSON if plain else TEXT, None, None, False, b"", None)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     @rule(pick=picks, content_type=types, expiry=expiries, closed=rarely, data=st.data())
     def put(
@@ -301,9 +301,9 @@ class ProtocolMachine(MachineState):
         self.scheduler.report()
 
     @rule()
-    def settle(self) -> None:
+    def commit_and_compare(self) -> None:
         """Commit everything that is queued and run the sweeper; then compare the engine with the model."""
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         assert all(request.answered for request in self.requests), "a request was never answered"
         self.requests.clear()
         if self.storage.failures:
@@ -319,7 +319,7 @@ class ProtocolMachine(MachineState):
         for name in NAMES:
             with suppress(Refusal):
                 self.engine.look_up(name)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         self.model.expire()
 
     @precondition(lambda self: self.storage.waits_for_disk and not self.storage.failures)
@@ -338,9 +338,9 @@ class ProtocolMachine(MachineState):
         self.post_more(pick, b"fails", 1)
         self.scheduler.tick()
         self.post_more(pick, b"queued", 2)
-        self.settle()
+        self.commit_and_compare()
         self.post_more(pick, b"later", 3)
-        self.settle()
+        self.commit_and_compare()
 
     @precondition(lambda self: self.backing.survives)
     @rule(clean=st.booleans(), away_ms=st.sampled_from([2000, 2000, 40_000]), sure=rarely)
@@ -349,13 +349,13 @@ class ProtocolMachine(MachineState):
         if not sure and not self.storage.failures:
             return
         if clean:
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
         clean = clean and not self.storage.failures
         if clean:
             self.engine.stop()
         else:
             self.backing.crash(self.storage)
-        candidates = [self.settled] if clean else [self.settled, *self.unsettled]
+        candidates = [self.durable_model] if clean else [self.durable_model, *self.queued_models]
         used_ms = {
             incarnation.number: self.clock.at_ms if incarnation.readers else incarnation.used_ms
             for incarnation in (*self.ids, *self.model.names.values())

@@ -46,8 +46,8 @@ class MachineState(RuleBasedStateMachine):
         self.incarnations: dict[int, Incarnation] = {}
         self.ids: dict[Incarnation, int] = {}
         self.saved_ms: dict[Incarnation, int] = {}
-        self.settled = deepcopy(self.model)
-        self.unsettled: deque[DurableReference] = deque()
+        self.durable_model = deepcopy(self.model)
+        self.queued_models: deque[DurableReference] = deque()
         self.tailers: list[Tailer] = []
         ids = itertools.count(1)
         # Predictable ids make runs repeatable.
@@ -98,7 +98,7 @@ class MachineState(RuleBasedStateMachine):
         if type(record) in (Create, Append, Touch):
             self.saved_ms[self.incarnations[record.id]] = record.at_ms  # type: ignore[union-attr]
         if changes_by_request(record) and self.backing.survives:
-            self.settled = self.unsettled.popleft()
+            self.durable_model = self.queued_models.popleft()
 
     def check_durable(
         self, what: str, incarnation: Incarnation | None, depends_on: tuple[int, bool] | None, *, deleted: bool
@@ -122,7 +122,7 @@ class MachineState(RuleBasedStateMachine):
                 incarnation = self.model.names[name]
                 self.uncreated.setdefault(name, deque()).append(incarnation)
             if self.backing.survives:
-                self.unsettled.append(deepcopy(self.model))
+                self.queued_models.append(deepcopy(self.model))
         request = Request(self, what, expected, incarnation, body)
         self.requests.append(request)
         try:
@@ -224,7 +224,7 @@ class MachineState(RuleBasedStateMachine):
                 candidate.remove(incarnation)
         candidate.now_ms = back_ms
         candidate.expire()
-        candidate.settle()
+        candidate.make_durable()
         try:
             self.compare(candidate)
         except AssertionError:
@@ -246,8 +246,8 @@ class MachineState(RuleBasedStateMachine):
             stream_id = self.engine.catalog.by_name[name].id
             self.incarnations[stream_id], self.ids[incarnation] = incarnation, stream_id
             self.saved_ms[incarnation] = incarnation.used_ms
-        self.settled = deepcopy(candidate)
-        self.unsettled.clear()
+        self.durable_model = deepcopy(candidate)
+        self.queued_models.clear()
         self.storage.on_publish = self.published
 
     def compare(self, model: DurableReference) -> None:

@@ -109,8 +109,8 @@ class SimulatedServer:
         self.subscriptions.start()
         self.subscriptions.begin()
 
-    def settle(self) -> None:
-        self.scheduler.settle()
+    def run_until_idle(self) -> None:
+        self.scheduler.run_until_idle()
 
     def crash(self, ticks: int, torn_after: int) -> None:
         """Run for some ticks, crash in the middle of the next write, and start again."""
@@ -121,7 +121,7 @@ class SimulatedServer:
         self.open()
         # Timers that came due during the crash fire in the first millisecond.
         self.scheduler.advance(1)
-        self.settle()
+        self.run_until_idle()
 
     # -- client requests; each returns a list that holds the answer once there is one
 

@@ -209,7 +209,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
             [Ack(stream, offset)],
             True,
         )
-        self.server.settle()
+        self.server.run_until_idle()
         assert isinstance(answers[0], InvalidAck | Fenced)
         assert link.acked == before, "a refused ack moved a cursor"
 
@@ -241,7 +241,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         answers = self.server.do(
             self._progress(lease), lease.subscription_id, lease.token, generation, wake_id, [], True
         )
-        self.server.settle()
+        self.server.run_until_idle()
         assert isinstance(answers[0], Fenced)
 
     # -- receivers
@@ -282,7 +282,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @rule(milliseconds=st.sampled_from([1, 500, 1_000, 2_000, LEASE_MS - 1, LEASE_MS, 70_000]))
     def wait(self, milliseconds: int) -> None:
         self.server.scheduler.advance(milliseconds)
-        self.server.settle()
+        self.server.run_until_idle()
 
     @rule(fate=st.tuples(st.integers(0, 2), st.integers(0, 2)))
     def crash(self, fate: tuple[int, int]) -> None:
@@ -354,12 +354,12 @@ class SubscriptionMachine(RuleBasedStateMachine):
             return
         self._do(self.server.create(WAKE), None)
         for _ in range(ROUNDS_MAX):
-            self.server.settle()
+            self.server.run_until_idle()
             if not any(self._pending(subscription) for subscription in self.server.alive.values()):
                 return
             for delivery in tuple(self.server.receiver.calls):
                 self.server.receiver.answer(delivery, Answer(True, True))
-                self.server.settle()
+                self.server.run_until_idle()
             for event in self.server.wake_events():
                 self._claim_and_ack(event["subscription_id"])
             self.server.scheduler.advance(10_000)
@@ -368,7 +368,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     def _claim_and_ack(self, id_: str) -> None:
         claimed = self.server.do(self.server.subscriptions.claim, id_, "last")
-        self.server.settle()
+        self.server.run_until_idle()
         if not isinstance(claimed[0], Claimed):
             return
         wake = claimed[0]
@@ -376,7 +376,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         answers = self.server.do(
             self.server.subscriptions.ack, id_, wake.token, wake.generation, wake.wake_id, acks, True
         )
-        self.server.settle()
+        self.server.run_until_idle()
         assert not isinstance(answers[0], Refusal), answers
 
     # -- implementation
@@ -384,7 +384,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     def _do(self, answers: list[Any], fate: tuple[int, int] | None, *involved: WorkerLease) -> None:
         """Run until the request that fills `answers` is done, or crash before that."""
         if fate is None:
-            self.server.settle()
+            self.server.run_until_idle()
             return
         self.server.crash(*fate)
         for lease in involved:

@@ -48,7 +48,7 @@ class StoredSimulation(RetentionSimulation):
         return file_storage(filesystem, self.root / "data", durable=durable, settings=TINY), blobs
 
     def crash(self) -> None:
-        self.settle()
+        self.run_until_idle()
         self.storage.close()
         super().crash()
 
@@ -78,13 +78,13 @@ class PowerCutSimulation(RetentionSimulation):
             self.answered = True
 
     def crash(self) -> None:
-        self.settle()
+        self.run_until_idle()
         self.disk.crash(power=True)
         super().crash()
 
     def cut(self) -> None:
         """Run one step with a power cut at a random call."""
-        self.settle()
+        self.run_until_idle()
         for stream in self.streams:
             while stream.pins:
                 stream.pins.pop()[1].release()
@@ -94,7 +94,7 @@ class PowerCutSimulation(RetentionSimulation):
         step = self.random.choice(CUT_STEPS)
         try:
             getattr(self, step)()
-            self.settle()
+            self.run_until_idle()
         except Crashed:
             pass
         died = self.disk.dead
@@ -106,7 +106,7 @@ class PowerCutSimulation(RetentionSimulation):
             # There is one record for each stream: some were trimmed before the power cut, the others are trimmed now.
             self.streams, self.names = before
             self.drop()
-            self.settle()
+            self.run_until_idle()
         if not died or self.answered or step == "drop":
             self.check()
             return
@@ -129,7 +129,7 @@ def test_snapshots_and_retention_match_the_model_over_a_real_store(mode: str, se
         try:
             for _ in range(120):
                 simulation.step()
-            simulation.settle()
+            simulation.run_until_idle()
             simulation.check()
         finally:
             simulation.discard()
@@ -140,7 +140,7 @@ def run_steps(simulation: PowerCutSimulation) -> None:
         simulation.step()
         if simulation.random.random() < 0.4:
             simulation.cut()
-    simulation.settle()
+    simulation.run_until_idle()
     simulation.check()
 
 

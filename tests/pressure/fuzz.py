@@ -308,7 +308,7 @@ class Lane:
         pipe.close(reset=dice.random() < 0.5)
         self._run.counts["answered"] += read
         possible = {name: self._possible(name, steps, read) for name in self._script.names}
-        await self._settle(possible)
+        await self._check_stored(possible)
         self._script.start_over()
 
     def _possible(self, name: str, steps: list[Step], answered: int) -> list[Visible]:
@@ -320,7 +320,7 @@ class Lane:
         later = [step.after for number, step in touched if number >= answered]
         return [state for state in (known[-1], *later) if state is not None]
 
-    async def _settle(self, possible: dict[str, list[Visible]]) -> None:
+    async def _check_stored(self, possible: dict[str, list[Visible]]) -> None:
         client = self._run.client()
         try:
             for name, states in possible.items():

@@ -176,7 +176,7 @@ class Engine:
             return
         stream = self.catalog.by_id[record.id]
         self.catalog.apply(record)
-        stream.settle()
+        stream.publish_pending()
         if isinstance(record, Delete):
             self.publisher.end_followers(stream)
         else:
@@ -192,7 +192,7 @@ class Engine:
         last_used_ms = max((max(stream.accessed_ms, stream.written_ms) for stream in self.catalog), default=0)
         self.clock_guard.start(self.catalog.documents.get(DOCUMENT_KEY), last_used_ms)
         for stream in self.catalog:
-            stream.settle()
+            stream.publish_pending()
             self.quota.add(stream.name, stream.byte_position - stream.base_position, metadata_of(stream), 1)
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are lost: extend the window by the most that they can have extended

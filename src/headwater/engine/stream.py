@@ -47,7 +47,7 @@ class LiveStream(StreamState):
 
     def __init__(self, image: Image) -> None:
         super().__init__(image)
-        self.settle()
+        self.publish_pending()
         self.floor_index = self.base_index
         """Data before the floor is no longer stored: it cannot be read, neither here nor through a fork."""
         self.floor_position = self.base_position
@@ -67,8 +67,8 @@ class LiveStream(StreamState):
         self.frame: object = None
         """The last encoded event frame, shared by all followers at the tail."""
 
-    def settle(self) -> None:
-        """Make the pending state durable."""
+    def publish_pending(self) -> None:
+        """Make the pending state the durable one, which readers see."""
         self.durable_index, self.durable_position = self.message_index, self.byte_position
         self.durable_closed = self.closed
         self.durable_retained_index, self.durable_retained_position = self.retained_index, self.retained_position

@@ -206,7 +206,7 @@ class Api:
 
     def _lsn(self, shape: Shape) -> int:
         """The position up to which a reader at the end has everything of the shape."""
-        return max(self._registry.lsn, shape.log.settled_lsn)
+        return max(self._registry.lsn, shape.log.complete_lsn)
 
     def _headers(self, shape: Shape, request: ShapeRequest, chunk: LogChunk, *, is_current: bool) -> responses.Headers:
         has_data = bool(chunk.body)

@@ -84,7 +84,7 @@ class ShapeLog:
         self._changed: asyncio.Future[None] | None = None
         self._is_appending = False
         self._encoded: tuple[bytes, bytes] | None = None
-        self.settled_lsn = 0
+        self.complete_lsn = 0
         """Every change of this shape that was committed up to this position is in the log."""
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class ShapeLog:
             await self._append_all(entries)
         finally:
             self._is_appending = False
-        self.settled_lsn = end_lsn
+        self.complete_lsn = end_lsn
         self._wake()
 
     async def _append_all(self, entries: Sequence[Entry]) -> None:

@@ -330,7 +330,7 @@ export class StreamReader {
           if (event === "data") pending.push(data);
           else if (event === "control") {
             const control = JSON.parse(data);
-            this.#settle(pending, encoded, control, ready);
+            this.#completeEvents(pending, encoded, control, ready);
             pending = [];
             if (control.streamClosed) ended = true;
           }
@@ -354,7 +354,7 @@ export class StreamReader {
   }
 
   /** Complete the data events before a control event with its offset. */
-  #settle(pending, encoded, control, ready) {
+  #completeEvents(pending, encoded, control, ready) {
     const next = control.streamNextOffset;
     let from = this.offset;
     pending.forEach((data, at) => {

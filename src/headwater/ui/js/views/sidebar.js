@@ -13,7 +13,7 @@ import { followHash } from "./folder.js";
 import { streamBadges } from "./badges.js";
 
 const ROW_PX = 44;
-const SETTLE_MS = 150;
+const HEADS_DELAY_MS = 150;
 
 const VIEWS = [
   ["#/", "Streams"],
@@ -71,7 +71,7 @@ export class Sidebar {
       id: "streams",
       render: (index) => this.#row(index),
       onopen: (index) => this.#openRow(index),
-      onscroll: () => this.#settle(),
+      onscroll: () => this.#requestHeadsLater(),
     });
     this.links = VIEWS.map(([hash, label]) => h("a", { href: hash, text: label, hidden: hash === "#/cluster" }));
     this.notice = h("div", { class: "notice", hidden: true });
@@ -99,7 +99,7 @@ export class Sidebar {
       this.empty,
       this.list.element,
     );
-    this.timer = setInterval(() => this.#settle(), 5000);
+    this.timer = setInterval(() => this.#requestHeadsLater(), 5000);
   }
 
   stop() {
@@ -222,15 +222,15 @@ export class Sidebar {
     );
   }
 
-  #settle() {
-    clearTimeout(this.settling);
-    this.settling = setTimeout(() => {
+  #requestHeadsLater() {
+    clearTimeout(this.headsTimer);
+    this.headsTimer = setTimeout(() => {
       if (document.visibilityState === "hidden") return;
       const [first, last] = this.list.visible;
       const wanted = [];
       for (let index = first; index < Math.min(last, this.shown.length); index += 1) if (this.#needsHead(this.shown[index])) wanted.push(this.#address(index));
       this.metadata.want(wanted);
-    }, SETTLE_MS);
+    }, HEADS_DELAY_MS);
   }
 
   /** The list of a server without tails needs a request for each visible row. */
