@@ -17,7 +17,7 @@ BENCH_ARGS ?=
 # Tests wait for other programs more than half of the time, so six at once keep two cores busy.
 PARALLEL := -n 6 --dist loadfile
 PYTEST = TMPDIR=$$(scripts/memory-directory) $(BIN)/python -m pytest
-FAST_TESTS := $(addprefix tests/,config core engine http_units http letter client storage)
+FAST_TESTS := $(addprefix tests/,config core engine http_units http spec_conformance client storage)
 MINUTES ?= 60
 
 # Keep bytecode even if the environment disables it; otherwise thousands of test processes compile their imports.

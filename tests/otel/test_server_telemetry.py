@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SENDER = "00f067aa0ba902b7"
-PATIENT = ("tests.otel.patient",)
+LONG_TIMEOUT = ("tests.otel.long_export_timeout",)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_metrics_have_the_names_of_prometheus(traced: Server, receiver: OtlpRece
 
 def test_stopping_server_sends_queued_spans() -> None:
     with otlp_receiver() as receiver:
-        with serve(program=PATIENT, DS_OTEL__ENDPOINT=receiver.url, OTEL_BSP_SCHEDULE_DELAY="60000") as server:
+        with serve(program=LONG_TIMEOUT, DS_OTEL__ENDPOINT=receiver.url, OTEL_BSP_SCHEDULE_DELAY="60000") as server:
             httpx.get(server.stream_url("last"))
         assert [span.attributes["url.path"] for span in receiver.spans] == ["/v1/stream/last"]
         assert ("headwater", "headwater_connections") in receiver.metrics
@@ -122,7 +122,7 @@ def test_stopping_server_sends_queued_spans() -> None:
 
 def test_workers_send_spans_too() -> None:
     with otlp_receiver() as receiver:
-        with serve(program=PATIENT, DS_OTEL__ENDPOINT=receiver.url, arguments=("--workers", "2")) as server:
+        with serve(program=LONG_TIMEOUT, DS_OTEL__ENDPOINT=receiver.url, arguments=("--workers", "2")) as server:
             for number in range(4):
                 httpx.put(server.stream_url(f"s{number}"), headers={"traceparent": f"00-{TRACE}-{SENDER}-01"})
         created = {str(span.attributes["url.path"]) for span in receiver.spans if span.span.name == "create"}

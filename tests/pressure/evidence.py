@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.pressure import crowds, soak
+from tests.pressure import many_connections, soak
 from tests.pressure.disruptions import DISRUPTIONS, OF_WORKERS, run_disruptions
 from tests.pressure.fuzz import run_against_server
 from tests.pressure.operations import OPERATIONS
@@ -186,12 +186,12 @@ def loop_cpu(size: int, seed: int, mode: str) -> Counts:
 
 def silent_readers(size: int, seed: int, mode: str) -> Counts:
     """Readers that never read, and their cost for other clients."""
-    return crowds.silent_readers(size)
+    return many_connections.silent_readers(size)
 
 
 def idle_connections(size: int, seed: int, mode: str) -> Counts:
     """Idle connections, and their memory."""
-    return crowds.idle_connections(size)
+    return many_connections.idle_connections(size)
 
 
 def soak_minutes(size: int, seed: int, mode: str) -> Counts:

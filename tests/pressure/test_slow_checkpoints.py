@@ -14,9 +14,9 @@ import pytest
 
 from tests.http.raw import RawConnection
 from tests.measured import least
-from tests.pressure.crowds import percentile
 from tests.pressure.faults import CHECKPOINT_WAITS, HOLD, JOURNAL_SYNCS
 from tests.pressure.load import MIB, TEXT
+from tests.pressure.many_connections import percentile
 from tests.serving import Server, serve
 
 WRITERS = 4

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.pressure import crowds, evidence, soak
+from tests.pressure import evidence, many_connections, soak
 
 READER_COST_MIB = 2.0
 """The memory that a reader that never reads may cost: its response in progress and its socket buffers."""
@@ -73,7 +73,7 @@ def test_slopes_of_a_soak_are_kept_when_one_of_them_is_a_finding(monkeypatch: py
 
 
 def judge_silent_readers(program: tuple[str, ...], readers: int = 100) -> None:
-    found = crowds.silent_readers(readers, rounds=50, program=program)
+    found = many_connections.silent_readers(readers, rounds=50, program=program)
     assert found["during_mib"] - found["before_mib"] < readers * READER_COST_MIB, found
     assert found["after_mib"] - found["before_mib"] < 20, f"memory is not returned: {found}"
 
@@ -85,8 +85,8 @@ def test_readers_that_never_read_cost_bounded_memory(long: bool) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["buffers_for_silent_readers", "keeps_freed_memory"])
 def test_memory_kept_for_silent_readers_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowds, "PATIENCE_S", 8.0)
-    monkeypatch.setattr(crowds, "RETURN_S", 4.0)
+    monkeypatch.setattr(many_connections, "PATIENCE_S", 8.0)
+    monkeypatch.setattr(many_connections, "RETURN_S", 4.0)
     with pytest.raises(AssertionError):
         judge_silent_readers(("tests.pressure.faults", fault))
 
@@ -99,12 +99,12 @@ def test_idle_connections_cost_a_few_kilobytes_each(long: bool) -> None:
 
 
 def test_expensive_connections_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowds, "RETURN_S", 1.0)
+    monkeypatch.setattr(many_connections, "RETURN_S", 1.0)
     with pytest.raises(AssertionError):
         judge_idle_connections(500, ("tests.pressure.faults", "keeps_something_for_every_connection"))
 
 
 def judge_idle_connections(count: int, program: tuple[str, ...]) -> dict[str, Any]:
-    found = crowds.idle_connections(count, rounds=50, program=program)
+    found = many_connections.idle_connections(count, rounds=50, program=program)
     assert found["kib_per_connection"] < 40.0, found
     return found

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.serving import server_environment
-from tests.shapes import storms
+from tests.shapes import many_readers
 from tests.shapes.conditions import TABLE, Conditions, random_row
 from tests.shapes.npm_readers import npm_readers
 from tests.shapes.serving import Shapes, shapes
@@ -22,7 +22,7 @@ ITEMS = "id int PRIMARY KEY, title text, n int"
 @pytest.fixture(scope="module")
 def own() -> Iterator[Shapes]:
     """Separate processes, which these tests may kill."""
-    with shapes("storm, kept, later, things", DS_SHAPES__SSE_TIMEOUT_SECS="5") as started:
+    with shapes("changing, kept, later, things", DS_SHAPES__SSE_TIMEOUT_SECS="5") as started:
         started.sql(f"CREATE TABLE kept ({ITEMS})")
         started.sql("INSERT INTO kept SELECT i, 't' || i, i FROM generate_series(1, 100) i")
         yield started
@@ -71,11 +71,11 @@ def test_an_outage_of_postgres_is_503_with_retry_after(own: Shapes) -> None:
 def test_readers_match_sql_after_kills(own: Shapes, long: bool) -> None:
     """At full size: 200 streams over five shapes, 10,000 changes, two kills."""
     count, changes = (200, 10_000) if long else (20, 300)
-    storms.prepare(own)
+    many_readers.prepare(own)
     with npm_readers() as readers:
-        names = storms.open_readers(own, readers, count)
-        storms.wait_for_all(own, readers, names, 300)
-        writer = storms.Writer(own.postgres.url, changes, seed=19)
+        names = many_readers.open_readers(own, readers, count)
+        many_readers.wait_for_all(own, readers, names, 300)
+        writer = many_readers.Writer(own.postgres.url, changes, seed=19)
         writer.wait_for(changes // 4)
         own.kill()
         own.start()
@@ -83,7 +83,7 @@ def test_readers_match_sql_after_kills(own: Shapes, long: bool) -> None:
         own.postgres.kill()
         own.postgres.start()
         writer.join()
-        storms.wait_for_all(own, readers, names, 300)
+        many_readers.wait_for_all(own, readers, names, 300)
         events = [readers.ask("events", id=name) for name in names]
     assert not any("must-refetch" in one for one in events), "no kill causes a new snapshot"
 

@@ -19,7 +19,7 @@ def test_a_subscription_that_names_a_stream_of_a_bucket_wakes_for_it(
     wake = json_stream.create()
     named = bucket.stream("orders").create("before")
     path = f"/ds/{bucket.id}/orders"
-    subscription = Subscription(client, f"{bucket.id}-letter").create(
+    subscription = Subscription(client, f"{bucket.id}-conformance").create(
         type="pull-wake", wake_stream=wake.name, streams=[path]
     )
     named.append("after")

@@ -1,6 +1,6 @@
 """The server with much time for its last spans and metrics, for a receiver on a busy machine.
 
-python -m tests.otel.patient serve --port 0
+python -m tests.otel.long_export_timeout serve --port 0
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import psycopg
 from tests.shapes.npm_readers import Readers
 from tests.shapes.serving import Shapes
 
-TABLE = "storm"
+TABLE = "changing"
 SHAPES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     # The parameters of the client, the condition in SQL, and the columns that are compared.
     ({}, "true", ("id", "title", "n")),
@@ -36,7 +36,7 @@ def open_readers(running: Shapes, readers: Readers, count: int) -> list[str]:
     names = []
     for number in range(count):
         params, _, columns = SHAPES[number % len(SHAPES)]
-        name = f"storm-{number}"
+        name = f"reader-{number}"
         # Half of the readers of each shape get events, the others poll.
         sse = (number // len(SHAPES)) % 2 == 1
         readers.open(name, running.url, {"table": TABLE, **params}, columns, sse=sse)
@@ -82,12 +82,12 @@ class Writer:
         n = None if chance.random() < 0.05 else chance.randint(0, 1000)
         if pick < 0.3:
             self._next_id += 1
-            connection.execute(b"INSERT INTO storm VALUES (%s, %s, %s)", [self._next_id, title, n])
+            connection.execute(b"INSERT INTO changing VALUES (%s, %s, %s)", [self._next_id, title, n])
         elif pick < 0.8:
-            query = b"UPDATE storm SET title = %s, n = %s WHERE id = (SELECT id FROM storm OFFSET %s LIMIT 1)"
+            query = b"UPDATE changing SET title = %s, n = %s WHERE id = (SELECT id FROM changing OFFSET %s LIMIT 1)"
             connection.execute(query, [title, n, chance.randint(0, 500)])
         else:
-            query = b"DELETE FROM storm WHERE id = (SELECT id FROM storm OFFSET %s LIMIT 1)"
+            query = b"DELETE FROM changing WHERE id = (SELECT id FROM changing OFFSET %s LIMIT 1)"
             connection.execute(query, [chance.randint(0, 500)])
 
     def wait_for(self, changes: int) -> None:

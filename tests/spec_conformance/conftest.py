@@ -56,4 +56,4 @@ def json_stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
 @pytest.fixture
 def bucket(client: httpx.Client) -> Bucket:
     """A bucket that no other test uses."""
-    return Bucket(client, f"letter-{next(_bucket_numbers)}").create()
+    return Bucket(client, f"conformance-{next(_bucket_numbers)}").create()
