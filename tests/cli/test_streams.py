@@ -141,7 +141,9 @@ def test_the_same_input_with_a_producer_is_stored_once(any_shell: Shell) -> None
     assert shell.run("read", "once/one").stdout == lines
     # A newer epoch fences older ones.
     shell.ok("append", "once/one", "--producer", "nightly", "--epoch", "1", "250")
-    assert "fenced by epoch 1" in shell.fails(4, "append", "once/one", "--producer", "nightly", "0", stdin=b"")
+    assert "a newer run with epoch 1 has taken over; pass a higher --epoch" in shell.fails(
+        4, "append", "once/one", "--producer", "nightly", "0", stdin=b""
+    )
 
 
 def test_another_input_under_the_same_producer_is_an_error_not_a_loss(shell: Shell) -> None:

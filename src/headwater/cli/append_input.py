@@ -169,7 +169,7 @@ class Appender:
             yield
         except ProducerFencedError as error:
             raise CommandError(
-                f"{who}: fenced by epoch {error.current_epoch} of a newer run (--epoch)", CONFLICT
+                f"{who}: a newer run with epoch {error.current_epoch} has taken over; pass a higher --epoch", CONFLICT
             ) from None
         except ProducerGapError as error:
             raise CommandError(

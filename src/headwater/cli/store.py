@@ -208,9 +208,7 @@ def copy(
     from headwater.storage.offline.store_copy import copy_between
 
     if store.mode is None:
-        raise CommandError(
-            "storage.mode does not say what the directory has; set the mode to copy from with --from-mode", USAGE
-        )
+        raise CommandError("the mode of the directory is unknown; set it with --from-mode", USAGE)
     if to_mode is StoreMode.CLUSTER:
         _copy_into_cluster(store, to_directory, settings_from(profile, config_file).settings)
         return

@@ -59,9 +59,11 @@ class RelayingConnection(Connection):
         super().connection_made(transport)
         self.is_movable = transport.get_extra_info("sslcontext") is None
 
-    def stays(self, owner: int) -> bool:
-        """Count a request for a stream of another worker. False if the connection should move there with it: at its
-        first request, or after it has used streams of that worker for a while."""
+    def should_stay(self, owner: int) -> bool:
+        """Count a request for a stream of another worker; return whether the connection stays here.
+
+        It moves to the owner at its first request, and after it has used streams of that worker for a while.
+        """
         if owner != self._streak_owner:
             self._streak_owner, self._streak = owner, 0
         self._streak += 1
@@ -312,7 +314,7 @@ class RelayedAnswer:
 
     def start(self, channel: Channel) -> None:
         assert isinstance(channel, RelayingConnection), "requests are relayed for clients of this worker"
-        if self.may_move and not channel.stays(self.worker) and channel.can_move():
+        if self.may_move and not channel.should_stay(self.worker) and channel.can_move():
             hand_over = self._relay.hand_over
             if hand_over is not None and channel.move(partial(self._move, hand_over)):
                 return

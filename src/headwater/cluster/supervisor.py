@@ -210,7 +210,7 @@ class WorkerSupervisor:
         if worker.control is not None:
             messages.send(worker.control, message, descriptors)
 
-    # -- life and death of workers ---------------------------------------------------------------------------------
+    # -- starting and restarting workers ---------------------------------------------------------------------------
 
     def _start_all(self) -> None:
         for worker in self._workers:

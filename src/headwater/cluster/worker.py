@@ -269,7 +269,7 @@ class ServingWorker:
                 case messages.TakeOver(epoch):
                     self._on_take_over(epoch)
                 case _:
-                    raise AssertionError(f"a worker does not get {message}")
+                    raise AssertionError(f"unexpected message for a worker: {message}")
 
     async def _connect_local(self, message: messages.ConnectStandby | messages.ConnectReader, descriptor: int) -> None:
         raise AssertionError("only a node of a cluster has standbys")

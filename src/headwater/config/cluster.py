@@ -14,12 +14,12 @@ class ClusterSettings(SettingsSection):
 
     postgres_url: str = Field(
         "",
-        description="The database with the journal, as `postgresql://user@host1,host2/name`; the host that takes writes"
-        " is used. Its servers must replicate synchronously.",
+        description="The database with the journal, as `postgresql://user@host1,host2/name`; the host that accepts"
+        " writes is used. Its servers must replicate synchronously.",
     )
     secret: str = Field(
         "",
-        description="What the nodes know of each other by; the same on all of them.",
+        description="Shared secret with which nodes authenticate to each other; the same on all nodes.",
         json_schema_extra=takes("a text of at least 16 characters"),
     )
     name: str = Field(
@@ -31,7 +31,8 @@ class ClusterSettings(SettingsSection):
     )
     host: str = Field(
         "",
-        description="The address of this node for the others. Empty: `server.host`, or the host name if that is any.",
+        description="The address of this node for the others. Empty: `server.host`, or the machine's host name if the"
+        " server listens on all addresses.",
     )
     peer_port: Count = Field(
         0,
@@ -67,8 +68,8 @@ class ClusterSettings(SettingsSection):
     )
     require_standby: bool = Field(
         True,
-        description="Refuse a Postgres that does not replicate synchronously to a standby that can be seen. Turn it off"
-        " only for a managed database that replicates below Postgres.",
+        description="Refuse to start unless Postgres replicates synchronously to a connected standby. Turn it off only"
+        " for a managed database that replicates below Postgres.",
     )
 
     @field_validator("secret")

@@ -271,7 +271,7 @@ class LimitsSettings(SettingsSection):
     )
     max_chunk_bytes: Bytes = Field(
         4_194_304,
-        description="One read returns at most this much, ending at a message boundary, or one larger message.",
+        description="Maximum size of one read. It ends at a message boundary; a larger message is returned alone.",
     )
     max_name_bytes: Count = Field(
         1_024, ge=1, le=65_535, description="Maximum length of a stream name, percent-decoded, in UTF-8."

@@ -300,7 +300,8 @@ class GlobIndex(Generic[ValueT]):
         group = next(iter(self._groups), None)
         if group is None or group.size + suffix.size > GROUP_BITS_MAX:
             if group is not None:
-                del self._groups[group]  # Too full for this suffix, and so for most.
+                # It has no room for this suffix, and probably none for others: do not try it again.
+                del self._groups[group]
             group = _Group()
             self._groups[group] = None
         group.add(suffix)

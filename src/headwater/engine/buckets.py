@@ -142,7 +142,9 @@ class Buckets:
             self._engine.put_document(document_key(bucket_id), value, None, None)
         except Refusal as refusal:
             self._creating.pop()
-            log.warning("bucket %r is restored only until the next start: %s", bucket_id, refusal.detail)
+            log.warning(
+                "bucket %r is restored in memory only, because it could not be stored: %s", bucket_id, refusal.detail
+            )
         return bucket
 
     def create(self, bucket_id: str, done: OnBucket) -> None:

@@ -35,10 +35,10 @@ def keep_responsive(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _fill_free_lists(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the interpreter and the event loop keep unused objects for reuse that lie beside others that stay.
+    """Fill the free lists of the interpreter and the event loop, so that their objects lie together.
 
-    Otherwise they keep those of the first many connections that end together. These lie far apart, and each prevents
-    that the memory around it, up to a megabyte, is returned.
+    Otherwise the lists keep objects of the first many connections that end together. These lie far apart, and each
+    prevents that the memory around it, up to a megabyte, is returned.
     """
     for make in (list, dict, float):
         kept: list[object] = [make() for _ in range(KEPT_MAX)]

@@ -82,7 +82,7 @@ class Quota:
         """Called when the limited bytes are not what `watch` expects."""
 
     def watch(self, content_bytes: int, metadata_bytes: int, parts: int) -> None:
-        """Call `on_change` when the bytes here differ from these by more than one of so many parts of what is left."""
+        """Call `on_change` when usage differs from these values by more than 1/`parts` of the remaining quota."""
         limit = self._limits.max_total_bytes or self._limits.max_metadata_bytes
         if not limit or self.on_change is None:
             return

@@ -205,7 +205,11 @@ class Links:
         self._incomplete[subscription] = None
         if not subscription.is_incomplete:
             subscription.is_incomplete = True
-            log.warning("a limit is reached: not all streams that match subscription %r are linked", subscription.id)
+            log.warning(
+                "subscription %r: link limit reached; some matching streams are not linked yet. Raise the limits in"
+                " [subscriptions], or delete subscriptions",
+                subscription.id,
+            )
 
     def _retry(self) -> None:
         self._retry_timer = None

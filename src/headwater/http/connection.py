@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
         elif self._unparsed:
             self._unparsed += data
         elif self._writing is LINGERING and self._context.connections.has_many_refused:
-            # Nothing that it has sent is unread, so that it is not reset.
+            # All received bytes were read, so closing does not reset the connection.
             self.close()
             return
         else:

@@ -84,7 +84,7 @@ class OperatingSystem(Protocol):
         """A short path to a directory, for the address of a socket in it."""
 
     def allocator(self) -> Allocator | None:
-        """The allocator of the C library; None if it does not say what it keeps."""
+        """The allocator of the C library; None if it does not report how much freed memory it keeps."""
 
     def resident_bytes(self) -> int:
         """The memory of this process that is in RAM."""
@@ -217,7 +217,7 @@ class MacOS:
         return None
 
     def resident_bytes(self) -> int:
-        raise NotImplementedError("macOS has no /proc/self/statm, and nothing asks for it without an allocator.")
+        raise NotImplementedError("Resident memory is not available on macOS: it has no /proc/self/statm.")
 
     def die_with_parent(self, signal_number: int) -> None:
         raise NotImplementedError(f"macOS cannot send signal {signal_number} at the end of a parent.")

@@ -62,7 +62,7 @@ class ToPostgres(StreamJob):
         if self.key:
             raise ValueError("a key is only allowed in the mode upsert")
         if STREAM not in sources or OFFSET not in sources:
-            raise ValueError('columns must have one for "@stream" and one for "@offset": they are the key')
+            raise ValueError('columns must map one column to "@stream" and one to "@offset": together they are the key')
         return self
 
     @property

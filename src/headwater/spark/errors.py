@@ -19,7 +19,7 @@ class TooManyDescriptorsError(HeadwaterError):
 
 
 class ServerUnreachableError(HeadwaterError):
-    """The server did not respond usefully within the time allowed for retries."""
+    """The server returned no valid response within the time allowed for retries."""
 
 
 class ServerRefusedError(HeadwaterError):

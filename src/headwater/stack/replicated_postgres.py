@@ -77,7 +77,7 @@ class ReplicatedPostgres:
 
     @property
     def url(self) -> str:
-        """The address of all servers: a client takes the one that takes writes."""
+        """The addresses of all servers; clients use the one that accepts writes."""
         ports = [server.port for server in self.servers]
         hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
         one = database_url(roles.SUPERUSER, self._password, ports[0], self.servers[0].name)

@@ -109,7 +109,9 @@ def test_journal_of_another_epoch_is_not_opened(single: LocalPostgres, shard: in
 
 def test_nothing_is_committed_or_renewed_once_the_server_does_not_replicate(single: LocalPostgres, shard: int) -> None:
     with closing(PostgresJournal(single.url, shard, 0)) as journal:
-        with pytest.raises(WriteFailedError, match="does not replicate synchronously any more"):
+        with pytest.raises(
+            WriteFailedError, match="does not replicate synchronously any more; check synchronous_standby_names"
+        ):
             journal.append(0, 1, (b"lost with the server",))
         assert list(journal.batches(0)) == []
     with connect(single.url, "test") as connection:

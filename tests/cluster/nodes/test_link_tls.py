@@ -181,7 +181,9 @@ def test_certificate_does_not_replace_the_secret(authority: Authority, caplog: p
         )
         try:
             stranger.links.connect_to(owners(low))
-            await async_wait_until(lambda: "does not know the secret" in caplog.text, what="the refusal")
+            await async_wait_until(
+                lambda: "did not prove that it knows cluster.secret" in caplog.text, what="the refusal"
+            )
             assert low.peers.get(2) is None
         finally:
             low.close()
@@ -200,7 +202,9 @@ def test_holder_of_a_certificate_cannot_relay_the_greeting(
         try:
             async with Forwarder(low, authority.node(2)) as relay:
                 high.links.connect_to({0: (low.epoch, relay.address)})
-                await async_wait_until(lambda: "does not know the secret" in caplog.text, what="the refusal")
+                await async_wait_until(
+                    lambda: "did not prove that it knows cluster.secret" in caplog.text, what="the refusal"
+                )
                 assert low.peers.get(2) is None
                 assert high.peers.get(0) is None
         finally:

@@ -239,7 +239,7 @@ def check_stale_standby(servers: ReplicatedPostgres, behind: LocalPostgres) -> N
         opened(PostgresJournal(servers.url, 0, 0)).append(2, 3, (b"acknowledged",))
         stale = opened(ReadsAnyServer(behind.url, 0, 0))
         assert (stale.last_lsn, content(stale)) == (2, [b"replicated", b"in doubt"]), "it looks whole, and is not"
-        with pytest.raises(psycopg.OperationalError, match="takes writes"):
+        with pytest.raises(psycopg.OperationalError, match="accepts writes"):
             PostgresJournal(behind.url, 0, 0)
         assert content(opened(PostgresJournal(servers.url, 0, 0)))[-1] == b"acknowledged"
         standby.execute("SELECT pg_wal_replay_resume()")

@@ -119,7 +119,9 @@ def test_process_that_does_not_know_the_secret_is_refused(wrong: str, caplog: py
         low, stranger = Process(0), Process(2, wrong)
         try:
             stranger.links.connect_to(owners(low))
-            await async_wait_until(lambda: "does not know the secret" in caplog.text, what="the refusal")
+            await async_wait_until(
+                lambda: "did not prove that it knows cluster.secret" in caplog.text, what="the refusal"
+            )
             assert low.peers.get(2) is None
             assert stranger.peers.get(0) is None
         finally:

@@ -34,7 +34,7 @@ class CommittedAnswers:
         peers.answers(QUESTION, self._answer)
 
     async def _answer(self, sender: int, after_lsn: int | None) -> CommittedPosition:
-        """Everything that is committed now; or, if that is not after `after_lsn`, soon."""
+        """Return the committed position; if it is not after `after_lsn`, wait up to `WAIT_S` for a further record."""
         if after_lsn is not None and self._storage.published_lsn <= after_lsn:
             self._watch()
             if self._changed is None:

@@ -145,7 +145,7 @@ def copy_into_cluster(source: Path, source_mode: str, settings: Settings) -> Cop
             # No other node can take a shard until the end of the copy.
             stack.enter_context(connection.transaction())
             _require_new(connection)
-            _empty(root, cold, shards)
+            _remove_interrupted_copy(root, cold, shards)
             root.put(COPYING_KEY, b"")
             targets = [place / f"{shard:03}" for shard in range(shards)]
             for target in targets:
@@ -180,7 +180,7 @@ def _require_new(connection: Connection) -> None:
             )
 
 
-def _empty(root: Objects, cold: str, shards: int) -> None:
+def _remove_interrupted_copy(root: Objects, cold: str, shards: int) -> None:
     """Remove the objects of an interrupted copy. Raises `StorageError` if there are others."""
     is_left = root.get(COPYING_KEY) is not None
     for shard in range(shards):

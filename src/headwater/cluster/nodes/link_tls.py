@@ -42,7 +42,7 @@ class LinkTls:
             ) from None
 
     def context(self, *, accepts: bool) -> ssl.SSLContext:
-        """The settings of one connection; `accepts` for the side that is connected to."""
+        """The TLS context of one connection; `accepts` is true on the accepting side."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if accepts else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -58,7 +58,7 @@ class LinkTls:
 
 
 def link_tls(settings: ClusterSettings) -> LinkTls | None:
-    """TLS as the settings have it; None if the nodes are connected without it."""
+    """The configured TLS; None if the nodes connect without it."""
     cert_path, key_path, ca_path = settings.tls_cert_path, settings.tls_key_path, settings.tls_ca_path
     if cert_path is None or key_path is None or ca_path is None:
         return None

@@ -131,7 +131,7 @@ class NodeSupervisor(WorkerSupervisor):
         return run_serving(worker, control)
 
     def _introduce(self, newcomer: WorkerProcess) -> None:
-        """Its address is in the next turn: the others link to it."""
+        """Publish the address of the new process in the next turn, so that the others connect to it."""
         newcomer.has_said_hello = True
         self._next_turn_s = 0.0
         for shard in sorted(self._standbys):
@@ -193,7 +193,7 @@ class NodeSupervisor(WorkerSupervisor):
         assert asked is not None
         if answer.problem:
             if answer.problem != self._problem:
-                log.error("the leases are not renewed: %s", answer.problem)
+                log.error("cannot renew the leases of this node's shards: %s", answer.problem)
             self._problem = answer.problem
             return
         if self._problem:
@@ -203,7 +203,7 @@ class NodeSupervisor(WorkerSupervisor):
         self._release -= set(asked.release)
         lost = self._standing.held.keys() - answer.held.keys() - set(asked.release)
         if lost:
-            log.error("shards %s have other owners now", sorted(lost))
+            log.error("lost the leases of shards %s; other nodes own them", sorted(lost))
         self._standing = answer
         self._follow()
         if len(answer.owners) == self._map.shards:

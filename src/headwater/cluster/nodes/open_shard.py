@@ -26,7 +26,10 @@ KEPT_S: Final = 10.0
 
 
 def shard_directory(root: Path, shard: int, epoch: int) -> Path:
-    """Where the process of a shard keeps its files. Each has its own: one that ended may not know it yet."""
+    """The directory of one process of a shard.
+
+    Every epoch has its own, because a process that was replaced may still be running.
+    """
     return root / f"shard-{shard:03}" / f"{epoch:010}"
 
 

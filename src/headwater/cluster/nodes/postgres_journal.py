@@ -90,7 +90,10 @@ class PostgresJournal:
     def append(self, last_lsn: int, new_lsn: int, frame: Sequence[Bytes]) -> None:
         batch = b"".join(frame)
         if len(batch) > BATCH_MAX_BYTES:
-            raise WriteFailedError(f"A batch of {len(batch)} bytes is more than the {BATCH_MAX_BYTES} of a cluster.")
+            raise WriteFailedError(
+                f"A batch of {len(batch)} bytes exceeds the limit of a cluster ({BATCH_MAX_BYTES} bytes);"
+                " send smaller appends."
+            )
         while True:
             try:
                 if self._commit(last_lsn, new_lsn, batch):
@@ -143,13 +146,16 @@ class PostgresJournal:
             if epoch != self.epoch:
                 raise WriteFailedError(f"Shard {self.shard} was taken over by another node.")
             if seq == old:
-                raise WriteFailedError("Postgres does not replicate synchronously any more.")
+                raise WriteFailedError(
+                    "Postgres does not replicate synchronously any more; check synchronous_standby_names and the"
+                    " standbys."
+                )
             if seq != new:
                 raise WriteFailedError(f"The journal of shard {self.shard} is at record {seq}, not at {old}.")
         return self._confirm(new)
 
     def _confirm(self, new: int) -> bool:
-        """The batch is on the primary, written by this process: whether a standby certainly has it, too."""
+        """Return whether a standby also has the batch, by one more replicated write."""
         if not self._write(self._confirm_statement, new=new):
             raise WriteFailedError(f"Shard {self.shard} was taken over by another node.")
         return not self._is_warned

@@ -70,7 +70,7 @@ class Cluster(NamedTuple):
 
 
 def connect(url: str, application: str) -> Connection:
-    """A connection to the server of this URL that takes writes. With several hosts, it is found among them.
+    """Connect to the primary: of several hosts, the one that accepts writes.
 
     A former primary that is running again is passed over: its timeline is older than one that was seen before.
     """
@@ -86,7 +86,7 @@ def connect(url: str, application: str) -> Connection:
     parameters = {name: value for name, value in defaults.items() if name not in given}
     hosts, ports = str(given.get("host") or "").split(","), str(given.get("port") or "").split(",")
     problem = psycopg.OperationalError(
-        "no server of cluster.postgres_url takes writes. Name the primary, or all servers"
+        "No server in cluster.postgres_url accepts writes. Name the primary, or all servers"
     )
     for number, host in enumerate(hosts):
         address = {"host": host, "port": ports[min(number, len(ports) - 1)]}

@@ -211,7 +211,7 @@ class ShardLinks:
         greeting.send(ours + said + self._proof(b"connects", nonces, said))
         proof = await greeting.receive(_PROOF_BYTES)
         if not hmac.compare_digest(proof, self._proof(b"accepts", nonces, said)):
-            raise RefusedError("it does not know the secret")
+            raise RefusedError("it did not prove that it knows cluster.secret; set the same secret on every node")
 
     # -- the side that accepts -------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class ShardLinks:
         return str(error) or f"it did not prove its identity within {GREETING_S:g} seconds"
 
     async def _identify(self, greeting: _Greeting, certificates: bytes) -> _Introduction:
-        """What the other side says of itself, after it has proved that it knows the secret, and learned that we do."""
+        """Authenticate both sides with the secret, and return the introduction of the other side."""
         ours = secrets.token_bytes(_NONCE_BYTES)
         greeting.send(ours)
         theirs = await greeting.receive(_NONCE_BYTES)
@@ -265,7 +265,7 @@ class ShardLinks:
         proof = await greeting.receive(_PROOF_BYTES)
         nonces = ours + theirs + certificates
         if not hmac.compare_digest(proof, self._proof(b"connects", nonces, said)):
-            raise RefusedError("it does not know the secret")
+            raise RefusedError("it did not prove that it knows cluster.secret; set the same secret on every node")
         found = _introductions.decode(said.rstrip())
         if (found.receiver, found.receiver_epoch) != (self._peers.worker, self._epoch):
             raise RefusedError(f"it looks for shard {found.receiver}, epoch {found.receiver_epoch}")
