@@ -84,10 +84,6 @@ class ProducerCore:
         """Whether everything is stored."""
         return not self._buffered_messages
 
-    @property
-    def awaits_responses(self) -> bool:
-        return bool(self._in_flight)
-
     def next_request(self) -> HttpRequest | None:
         """The next batch to send, if there is one and the window is open."""
         # Whether the epoch is accepted is known only after the first response.

@@ -104,10 +104,6 @@ class StreamRegistry:
         if self._timer is not None:
             self._timer.cancel()
 
-    @property
-    def is_correcting(self) -> bool:
-        return self._correction is not None or self._timer is not None
-
     # -- events of streams -------------------------------------------------------------------------------------------
 
     def _created(self, stream: LiveStream) -> None:
@@ -141,7 +137,7 @@ class StreamRegistry:
 
     def _appended(self, result: object) -> None:
         if isinstance(result, Refusal):
-            log.warning("the registry could not be written: %s", result.detail)
+            log.warning("cannot write the registry; it is corrected in %g s: %s", RETRY_S, result.detail)
             self._correct_later()
 
     # -- correction --------------------------------------------------------------------------------------------------
