@@ -56,7 +56,7 @@ def headwater(mode: str = "memory", **settings: Any) -> Iterator[Running]:
     unlimited = {"DS_LIMITS__MAX_STREAM_BYTES": "0", "DS_LIMITS__MAX_MEMORY_BYTES": str(8 * 2**30)}
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as directory:
         with on_core(SERVER_CORE):
-            # A command, so that it is a process of its own, as users start it, and not a fork of a loaded one.
+            # A command, so that it is a new process, as users start it, and not a fork of a loaded one.
             starting = serve(
                 directory=Path(directory), command=("env",), DS_STORAGE__MODE=mode, **(unlimited | settings)
             )

@@ -230,7 +230,7 @@ describe("idempotent producer", () => {
     await claiming.detach()
   })
 
-  test("producers with ids of their own do not disturb each other", async () => {
+  test("producers with different ids do not disturb each other", async () => {
     const handle = await json()
     const ids = ["a", "b", "c", "d"]
     const producers = ids.map((id) => new IdempotentProducer(handle, id, { lingerMs: 1, maxBatchBytes: 150 }))

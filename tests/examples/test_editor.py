@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExample]:
 
 @pytest.fixture
 def editor(browser: Browser, run: RunningExample, network: Network) -> Iterator[Editor]:
-    """Opens the same new document, each time in a browser profile of its own. The first one uses `network`."""
+    """Opens the same new document, each time in a new browser profile. The first one uses `network`."""
     url = f"{run.url}/?doc={uuid.uuid4()}"
     contexts: list[BrowserContext] = []
     errors: list[str] = []

@@ -1,4 +1,4 @@
-"""One event stream over streams of all workers: each worker sends the events of its own streams, joined here.
+"""One event stream over streams of all workers: joins the events that each worker sends for the streams that it owns.
 
 The worker that got the request assigns the id, records what was sent, and has the connection. Every worker gets the
 whole request and follows the streams that it owns. The owner of a name reports a stream that does not exist.

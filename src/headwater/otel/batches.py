@@ -20,7 +20,7 @@ from headwater.otel.spans import parent_of
 
 SERVICE: Final = "headwater-sync"
 TRACED_EVENTS_MAX: Final = 100
-"""Events of one batch that get spans of their own."""
+"""Events of one batch that get separate spans."""
 
 
 class _TracedEvent(msgspec.Struct):

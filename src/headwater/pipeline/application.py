@@ -132,7 +132,7 @@ def _status_stream(settings: PipelineSettings) -> StatusStream | None:
 def why_not_ready(jobs: Sequence[SupervisedJob], probe: Probe | None) -> str:
     """Why the pipeline is not ready, or an empty string if it is ready.
 
-    The probe starts when every job runs and none writes events of its own to a table: these show the same, and a third
+    The probe starts when every job runs and none writes its own events to a table: these show the same, and a third
     query would delay them.
     """
     reasons = [_reason(one.status) for one in jobs if not one.status.is_healthy]

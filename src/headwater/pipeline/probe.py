@@ -2,7 +2,7 @@
 
 Spark starts a query quickly, but its first batch starts Python processes, plans and compiles, which takes a minute on a
 busy machine. The probe sends one event through its own stream and table, with the same kind of job that user streams
-have. It sends none if a job delivers events of its own at the start. Invariant: the probe leaves no table, no rows and
+have. It sends none if a job delivers its own events at the start. Invariant: the probe leaves no table, no rows and
 no checkpoint; its stream expires.
 """
 

@@ -25,7 +25,7 @@ WRITERS = 6
 EVERY_S = 0.04
 """How often a writer appends: 150 appends per second in all."""
 BODY_BYTES = (1_000,) * 9 + (8_000,)
-"""Postgres keeps the larger ones in a table of their own."""
+"""Postgres keeps the larger ones in a separate table."""
 SAMPLE_S = 5.0
 ALLOWED_SHARE = 0.10
 ALLOWED_KIB = 64.0
