@@ -37,7 +37,7 @@ MAP_BYTES = 2**36
 PAYLOAD = b"x" * 100
 
 
-class Way(Protocol):
+class CommitMethod(Protocol):
     """A method to make batches durable."""
 
     def write(self, batch: Sequence[Committed]) -> None: ...
@@ -136,20 +136,20 @@ def batches(connections: int, streams: int, rounds: int) -> list[list[Committed]
 
 def measure(directory: Path, shards: int, connections: int, streams: int, rounds: int) -> None:
     with ThreadPoolExecutor(shards) as pool:
-        ways: dict[str, Way] = {
+        methods: dict[str, CommitMethod] = {
             "log": Log(directory),
             "shards, one by one": Shards(directory, shards, None),
             "shards, threads": Shards(directory, shards, pool),
             "acid": Acid(directory, shards),
         }
-        spent: dict[str, list[float]] = {name: [] for name in ways}
+        spent: dict[str, list[float]] = {name: [] for name in methods}
         for batch in batches(connections, streams, rounds):
-            for name, way in ways.items():
+            for name, method in methods.items():
                 started = time.perf_counter()
-                way.write(batch)
+                method.write(batch)
                 spent[name].append(time.perf_counter() - started)
-        for way in ways.values():
-            way.close()
+        for method in methods.values():
+            method.close()
     base = statistics.mean(spent["log"][1:])
     print(f"{connections} connections, {streams} streams, {shards} shards: milliseconds per batch")
     for name, times in spent.items():

@@ -107,7 +107,7 @@ class Counter:
             self.calls += 1
 
 
-class World:
+class ServerHarness:
     """A server without sockets: received data is passed in, and sent data is kept."""
 
     def __init__(self, engine: Engine, context: Context) -> None:
@@ -135,11 +135,11 @@ def encode(method: str, target: str, body: bytes = b"", content_type: str = "tex
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def count_appends(world: World, body: bytes, content_type: str = "text/plain") -> float:
-    connection, transport = world.connect()
-    await world.request(connection, transport, encode("PUT", "/v1/stream/a", b"", content_type), b"201")
+async def count_appends(harness: ServerHarness, body: bytes, content_type: str = "text/plain") -> float:
+    connection, transport = harness.connect()
+    await harness.request(connection, transport, encode("PUT", "/v1/stream/a", b"", content_type), b"201")
     append = encode("POST", "/v1/stream/a", body, content_type)
-    await world.request(connection, transport, append, b"204")
+    await harness.request(connection, transport, append, b"204")
     counter = Counter()
     for _ in range(REPEATS):
         before = len(transport.written)
@@ -154,16 +154,16 @@ async def count_appends(world: World, body: bytes, content_type: str = "text/pla
     return counter.calls / REPEATS
 
 
-async def count_spread(world: World, fields: str = "") -> float:
+async def count_spread(harness: ServerHarness, fields: str = "") -> float:
     """Calls of an append to one of more streams than there are heads in the cache, `REPEATS` of them not in it.
 
     `fields` are more headers; a `%d` in them is the number of the append to the stream.
     """
-    connection, transport = world.connect()
+    connection, transport = harness.connect()
     names = [f"/v1/stream/s{number}" for number in range(KNOWN_MAX + REPEATS)]
     for name in names:
-        await world.request(connection, transport, encode("PUT", name), b"201")
-        await world.request(connection, transport, _with(fields, encode("POST", name, b"x" * 100), 0), b"20")
+        await harness.request(connection, transport, encode("PUT", name), b"201")
+        await harness.request(connection, transport, _with(fields, encode("POST", name, b"x" * 100), 0), b"20")
     counter = Counter()
     for name in names[KNOWN_MAX:]:
         append = _with(fields, encode("POST", name, b"x" * 100), 1)
@@ -184,24 +184,24 @@ def _with(fields: str, request: bytes, number: int) -> bytes:
     return request.replace(b"Content-Length", (fields and fields % number).encode() + b"Content-Length", 1)
 
 
-async def count_json(world: World, *, compiled: bool) -> float:
+async def count_json(harness: ServerHarness, *, compiled: bool) -> float:
     """Calls of an append of many JSON messages, in one of the two builds."""
     chosen = native.split, native.scan, native.extend_ends, native.offset_token
     if not compiled:
         native.split, native.scan = native.pure_split, native.pure_scan
         native.extend_ends, native.offset_token = native.pure_extend_ends, native.pure_offset_token
     try:
-        return await count_appends(world, JSON_BATCH, "application/json")
+        return await count_appends(harness, JSON_BATCH, "application/json")
     finally:
         native.split, native.scan, native.extend_ends, native.offset_token = chosen
 
 
-async def count_reads(world: World) -> float:
-    connection, transport = world.connect()
-    await world.request(connection, transport, encode("PUT", "/v1/stream/r"), b"201")
-    await world.request(connection, transport, encode("POST", "/v1/stream/r", b"x" * 100), b"204")
+async def count_reads(harness: ServerHarness) -> float:
+    connection, transport = harness.connect()
+    await harness.request(connection, transport, encode("PUT", "/v1/stream/r"), b"201")
+    await harness.request(connection, transport, encode("POST", "/v1/stream/r", b"x" * 100), b"204")
     read = encode("GET", "/v1/stream/r?offset=-1")
-    await world.request(connection, transport, read, b"200")
+    await harness.request(connection, transport, read, b"200")
     counter = Counter()
     for _ in range(REPEATS):
         counter.start()
@@ -211,15 +211,15 @@ async def count_reads(world: World) -> float:
     return counter.calls / REPEATS
 
 
-async def count_events(world: World) -> float:
+async def count_events(harness: ServerHarness) -> float:
     """Calls for each of the readers of one event."""
-    writer, transport = world.connect()
-    await world.request(writer, transport, encode("PUT", "/v1/stream/e"), b"201")
-    readers = [world.connect() for _ in range(READERS)]
+    writer, transport = harness.connect()
+    await harness.request(writer, transport, encode("PUT", "/v1/stream/e"), b"201")
+    readers = [harness.connect() for _ in range(READERS)]
     for reader, received in readers:
-        await world.request(reader, received, encode("GET", "/v1/stream/e?offset=-1&live=sse"), b"200")
+        await harness.request(reader, received, encode("GET", "/v1/stream/e?offset=-1&live=sse"), b"200")
     append = encode("POST", "/v1/stream/e", b"x" * 100)
-    await world.request(writer, transport, append, b"204")
+    await harness.request(writer, transport, append, b"204")
     counter = Counter()
     repeats = REPEATS // 10
     for _ in range(repeats):
@@ -234,13 +234,13 @@ async def count_events(world: World) -> float:
     return counter.calls / (repeats * READERS)
 
 
-async def count_deliveries(world: World) -> float:
+async def count_deliveries(harness: ServerHarness) -> float:
     """Calls from an append until the response to a long-poll that waits for it."""
-    writer, transport = world.connect()
-    reader, received = world.connect()
-    await world.request(writer, transport, encode("PUT", "/v1/stream/p"), b"201")
+    writer, transport = harness.connect()
+    reader, received = harness.connect()
+    await harness.request(writer, transport, encode("PUT", "/v1/stream/p"), b"201")
     append = encode("POST", "/v1/stream/p", b"x" * 100)
-    await world.request(writer, transport, append, b"204")
+    await harness.request(writer, transport, append, b"204")
     counter = Counter()
     for _ in range(REPEATS):
         offset = transport.written[-1].partition(b"Stream-Next-Offset: ")[2].partition(b"\r\n")[0].decode()
@@ -261,18 +261,18 @@ async def count_deliveries(world: World) -> float:
 class WorkerPair:
     """Two workers of one server in this process. All names used here belong to worker 1; clients use worker 0."""
 
-    def __init__(self, worlds: list[World], loop: asyncio.AbstractEventLoop) -> None:
-        self.worlds = worlds
+    def __init__(self, harnesses: list[ServerHarness], loop: asyncio.AbstractEventLoop) -> None:
+        self.harnesses = harnesses
         shard_map = ShardMap(16, 2)
         both = [Peers(number, 2) for number in range(2)]
         self._relays = [Relay(peers, loop, 1.0) for peers in both]
         self._relays[0].hand_over = _no_hand_over
-        for world, peers, relay in zip(worlds, both, self._relays, strict=True):
-            placements = Placements(world.engine, shard_map, relay)
-            reads = SharedReads(world.context, FollowedStreams(world.engine, relay, LoopScheduler(loop)))
-            world.router = WorkerRouter(ROUTES, shard_map, peers.worker, relay, placements, reads)
-            following = MultiWorkerFollow(world.context, shard_map, relay, placements)
-            served = RelayServer(world.context, world.router, Router(ROUTES), relay, following)
+        for harness, peers, relay in zip(harnesses, both, self._relays, strict=True):
+            placements = Placements(harness.engine, shard_map, relay)
+            reads = SharedReads(harness.context, FollowedStreams(harness.engine, relay, LoopScheduler(loop)))
+            harness.router = WorkerRouter(ROUTES, shard_map, peers.worker, relay, placements, reads)
+            following = MultiWorkerFollow(harness.context, shard_map, relay, placements)
+            served = RelayServer(harness.context, harness.router, Router(ROUTES), relay, following)
             peers.open_server = served.open
         ends = [both[0].connect(1), both[1].connect(0)]
         for peers, end, other in zip(both, ends, reversed(ends), strict=True):
@@ -283,8 +283,8 @@ class WorkerPair:
 
     def connect(self) -> tuple[Connection, KeptTransport]:
         """A client's connection to worker 0."""
-        world = self.worlds[0]
-        connection, transport = RelayingConnection(world.context, world.router, self._relays[0]), KeptTransport()
+        harness = self.harnesses[0]
+        connection, transport = RelayingConnection(harness.context, harness.router, self._relays[0]), KeptTransport()
         connection.connection_made(transport)  # type: ignore[arg-type]
         connection.has_moved, connection.is_movable = True, False  # So that every request is relayed.
         return connection, transport
@@ -294,23 +294,23 @@ def _no_hand_over(_worker: int, _descriptor: int, _request: bytes) -> bool:
     raise AssertionError("the connections cannot move")
 
 
-async def count_relayed(world: World) -> float:
+async def count_relayed(harness: ServerHarness) -> float:
     """Calls of both workers for an append, when `CONNECTIONS` clients append at the same time."""
     loop = asyncio.get_running_loop()
     settings = Settings(storage=StorageSettings(mode="memory"))
     first = build_engine(settings, open_store(settings.storage), loop)
     first.start()
     try:
-        front = World(first, build_context(settings, first, None, loop, 10_000))
-        pair = WorkerPair([front, world], loop)
+        front = ServerHarness(first, build_context(settings, first, None, loop, 10_000))
+        pair = WorkerPair([front, harness], loop)
         clients = []
         for _ in range(CONNECTIONS):
             connection, transport = pair.connect()
             name = next(pair.names)
             append = encode("POST", f"/v1/stream/{name}", b"x" * 100)
-            await world.request(connection, transport, encode("PUT", f"/v1/stream/{name}"), b"201")
+            await harness.request(connection, transport, encode("PUT", f"/v1/stream/{name}"), b"201")
             for _ in range(4):
-                await world.request(connection, transport, append, b"204")
+                await harness.request(connection, transport, append, b"204")
             clients.append((connection, transport, append))
         counter = Counter()
         repeats = REPEATS // 10
@@ -334,14 +334,14 @@ async def count_relayed(world: World) -> float:
 PRODUCER = "Producer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: %d\r\n"
 JSON_BATCH = b"[" + b",".join(b'{"number":%d,"text":"some text"}' % number for number in range(100)) + b"]"
 
-OPERATIONS: dict[str, tuple[str, Callable[[World], Any]]] = {
-    "append-memory": ("memory", lambda world: count_appends(world, b"x" * 100)),
-    "append-durable": ("file-durable", lambda world: count_appends(world, b"x" * 100)),
+OPERATIONS: dict[str, tuple[str, Callable[[ServerHarness], Any]]] = {
+    "append-memory": ("memory", lambda harness: count_appends(harness, b"x" * 100)),
+    "append-durable": ("file-durable", lambda harness: count_appends(harness, b"x" * 100)),
     "append-spread": ("memory", count_spread),
-    "append-produced": ("memory", lambda world: count_spread(world, PRODUCER)),
-    "append-produced-durable": ("file-durable", lambda world: count_spread(world, PRODUCER)),
+    "append-produced": ("memory", lambda harness: count_spread(harness, PRODUCER)),
+    "append-produced-durable": ("file-durable", lambda harness: count_spread(harness, PRODUCER)),
     "append-relayed": ("memory", count_relayed),
-    "json-100-memory": ("memory", lambda world: count_json(world, compiled=False)),
+    "json-100-memory": ("memory", lambda harness: count_json(harness, compiled=False)),
     "read-memory": ("memory", count_reads),
     "read-durable": ("file-durable", count_reads),
     "long-poll-memory": ("memory", count_deliveries),
@@ -350,10 +350,10 @@ OPERATIONS: dict[str, tuple[str, Callable[[World], Any]]] = {
     "fan-out-durable": ("file-durable", count_events),
 }
 if native.BUILD == "compiled":
-    OPERATIONS["json-100-compiled"] = ("memory", lambda world: count_json(world, compiled=True))
+    OPERATIONS["json-100-compiled"] = ("memory", lambda harness: count_json(harness, compiled=True))
 
 
-async def _measure(mode: str, count: Callable[[World], Any]) -> float:
+async def _measure(mode: str, count: Callable[[ServerHarness], Any]) -> float:
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory() as directory:
         storage = StorageSettings(mode=mode, data_dir=Path(directory) / "data", commit="inline")
@@ -362,7 +362,7 @@ async def _measure(mode: str, count: Callable[[World], Any]) -> float:
         engine = build_engine(settings, store, loop)
         engine.start()
         try:
-            calls: float = await count(World(engine, build_context(settings, engine, None, loop, 10_000)))
+            calls: float = await count(ServerHarness(engine, build_context(settings, engine, None, loop, 10_000)))
             return calls
         finally:
             engine.stop()

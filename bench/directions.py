@@ -54,7 +54,7 @@ REGISTRY = {"DS_REGISTRY__ENABLED": "true"}
 
 
 @dataclass(slots=True)
-class Ground:
+class RunContext:
     """The programs and the number of streams of a run."""
 
     spark: SparkSession
@@ -111,9 +111,9 @@ class Direction:
     query: StreamingQuery
     first_messages: int
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
-        self.first_messages = max(1, ground.messages // ground.streams) * ground.streams
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        self.first_messages = max(1, context.messages // context.streams) * context.streams
 
     def start(self) -> None:
         raise NotImplementedError
@@ -134,71 +134,73 @@ class Direction:
 
 class ToStream(Direction):
     def start(self) -> None:
-        around = self.ground
-        around.fill("/v1/stream/in")
-        around.http.put(f"{around.jobs.streams}/out", headers=JSON).raise_for_status()
+        context = self.context
+        context.fill("/v1/stream/in")
+        context.http.put(f"{context.jobs.streams}/out", headers=JSON).raise_for_status()
         self.query = (
-            around.spark.readStream.format("headwater")
-            .options(url=around.jobs.streams, prefix="in/")
+            context.spark.readStream.format("headwater")
+            .options(url=context.jobs.streams, prefix="in/")
             .load()
             .writeStream.format("headwater")
-            .options(url=around.jobs.streams, stream="out", checkpointLocation=around.jobs.checkpoint("copy"))
+            .options(url=context.jobs.streams, stream="out", checkpointLocation=context.jobs.checkpoint("copy"))
             .trigger(processingTime="0 seconds")
             .start()
         )
 
     def one_event(self, number: int) -> Callable[[], None]:
         path = "/v1/stream/out"
-        tail = self.ground.tail(path)
-        self.ground.append(f"/v1/stream/in/{self.ground.any_stream()}", number)
-        return lambda: self.ground.wait_for_message(path, tail)
+        tail = self.context.tail(path)
+        self.context.append(f"/v1/stream/in/{self.context.any_stream()}", number)
+        return lambda: self.context.wait_for_message(path, tail)
 
 
 class ToTable(Direction):
     def start(self) -> None:
-        self.ground.fill("/v1/stream/rows")
-        self.query = ToPostgres(name="rows", prefix="rows/", table="arrived").start(self.ground.spark, self.ground.jobs)
+        self.context.fill("/v1/stream/rows")
+        self.query = ToPostgres(name="rows", prefix="rows/", table="arrived").start(
+            self.context.spark, self.context.jobs
+        )
 
     def one_event(self, number: int) -> Callable[[], None]:
-        name = f"rows/{self.ground.any_stream()}"
-        offset = "_".join(self.ground.append(f"/v1/stream/{name}", number).split("_")[:2])
+        name = f"rows/{self.context.any_stream()}"
+        offset = "_".join(self.context.append(f"/v1/stream/{name}", number).split("_")[:2])
         look = "SELECT 1 FROM arrived WHERE stream_name = %s AND ds_offset = %s"
-        return lambda: _wait(lambda: self.ground.sql.execute(look, [name, offset]).fetchone() is not None)
+        return lambda: _wait(lambda: self.context.sql.execute(look, [name, offset]).fetchone() is not None)
 
 
 class FromTable(Direction):
     """Publish rows to one stream for each value of a column."""
 
     def start(self) -> None:
-        around = self.ground
-        around.sql.execute("CREATE TABLE published_rows (id serial PRIMARY KEY, place int NOT NULL, pad text)")
-        around.sql.execute(
+        context = self.context
+        context.sql.execute("CREATE TABLE published_rows (id serial PRIMARY KEY, place int NOT NULL, pad text)")
+        context.sql.execute(
             "INSERT INTO published_rows (place, pad) SELECT n %% %s, repeat('x', 40) FROM generate_series(0, %s) AS n",
-            [around.streams, self.first_messages - 1],
+            [context.streams, self.first_messages - 1],
         )
         tables = (FollowedTable("published_rows", "published_rows/{key}", "changes", key=("place",)),)
-        self.query = FromPostgres(name="published_rows", tables=tables).start(around.spark, around.jobs)
+        self.query = FromPostgres(name="published_rows", tables=tables).start(context.spark, context.jobs)
 
     def one_event(self, number: int) -> Callable[[], None]:
-        place = self.ground.chance.randrange(self.ground.streams)
+        place = self.context.chance.randrange(self.context.streams)
         path = f"/v1/stream/published_rows/{place}"
-        tail = self.ground.tail(path)
-        self.ground.sql.execute("INSERT INTO published_rows (place) VALUES (%s)", [place])
-        return lambda: self.ground.wait_for_message(path, tail)
+        tail = self.context.tail(path)
+        self.context.sql.execute("INSERT INTO published_rows (place) VALUES (%s)", [place])
+        return lambda: self.context.wait_for_message(path, tail)
 
 
 class Folded(Direction):
     def start(self) -> None:
-        self.ground.http.put(f"{self.ground.url}/ds/folds").raise_for_status()
-        self.ground.fill("/ds/folds")
-        self.query = Fold(bucket="folds").start(self.ground.spark, self.ground.jobs)
+        self.context.http.put(f"{self.context.url}/ds/folds").raise_for_status()
+        self.context.fill("/ds/folds")
+        self.query = Fold(bucket="folds").start(self.context.spark, self.context.jobs)
 
     def one_event(self, number: int) -> Callable[[], None]:
-        path = f"/ds/folds/{self.ground.any_stream()}"
-        offset = self.ground.append(path, number)
+        path = f"/ds/folds/{self.context.any_stream()}"
+        offset = self.context.append(path, number)
 
         def is_folded() -> bool:
-            head = self.ground.http.head(self.ground.url + path).raise_for_status().headers
+            head = self.context.http.head(self.context.url + path).raise_for_status().headers
             return bool(head.get("Stream-Snapshot-Offset") == offset)
 
         return lambda: _wait(is_folded)
@@ -208,16 +210,16 @@ class Archived(Direction):
     """An event is visible when the table has a commit with it."""
 
     def start(self) -> None:
-        around = self.ground
-        around.http.put(f"{around.url}/ds/lake").raise_for_status()
-        around.fill("/ds/lake")
-        archive = Archive(bucket="lake", lake=around.directory / "lake")
+        context = self.context
+        context.http.put(f"{context.url}/ds/lake").raise_for_status()
+        context.fill("/ds/lake")
+        archive = Archive(bucket="lake", lake=context.directory / "lake")
         self._table = archive.table()
-        self.query = archive.start(around.spark, around.jobs)
+        self.query = archive.start(context.spark, context.jobs)
 
     def one_event(self, number: int) -> Callable[[], None]:
-        name = self.ground.any_stream()
-        offset = self.ground.append(f"/ds/lake/{name}", number)
+        name = self.context.any_stream()
+        offset = self.context.append(f"/ds/lake/{name}", number)
         return lambda: _wait(lambda: self._table.positions()[name].offset == offset)
 
 
@@ -294,8 +296,8 @@ def _measured(spark: SparkSession, name: str, streams: int, messages: int, event
             psycopg.connect(database.url, autocommit=True) as sql,
         ):
             jobs = JobEnvironment(f"{server.url}/v1/stream", str(directory / "checkpoints"), postgres=database.url)
-            ground = Ground(spark, http, sql, jobs, directory, streams, messages)
-            return measure(DIRECTIONS[name](ground), events, warm_up)
+            context = RunContext(spark, http, sql, jobs, directory, streams, messages)
+            return measure(DIRECTIONS[name](context), events, warm_up)
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
     finally:

@@ -18,18 +18,18 @@ PROCESSES = 8
 
 _process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PROCESSES
 _first = LOWEST + _process * PER_PROCESS
-# Beginning anywhere, and not by a seed: two runs at a time would meet on every port.
+# Begin at a random port, without a seed: otherwise two simultaneous runs would try the same ports.
 _begin = random.SystemRandom().randrange(PER_PROCESS)
 _candidates = (_first + (_begin + step) % PER_PROCESS for step in itertools.count())
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a free port."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """As many in a row."""
+    """Return as many consecutive free ports."""
     found: list[int] = []
     for port in itertools.islice(_candidates, PER_PROCESS):
         if found and found[-1] != port - 1:

@@ -49,7 +49,7 @@ def test_a_text_line_has_time_level_logger_message_and_fields() -> None:
     assert line == "2023-11-14T22:13:20.062Z INFO  headwater.test took long stream=a/b bytes=3"
 
 
-def test_a_json_line_has_the_same_as_keys() -> None:
+def test_json_line_has_the_fields_of_a_text_line_as_keys() -> None:
     entry: Mapping[str, object] = json.loads(JsonLines().format(record("took %s", "long", stream="a/b", raw=b"\xff")))
     assert entry == {
         "time": "2023-11-14T22:13:20.062Z",

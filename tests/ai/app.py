@@ -106,7 +106,7 @@ def application(root: str, read_root: str | None = None) -> FastAPI:
 
     @app.post("/api/crash")
     async def crash() -> None:
-        """End this process as a crash does; for the application that is one of its own."""
+        """End this process as a crash does. Call it only where the application runs in a separate process."""
         os.kill(os.getpid(), signal.SIGKILL)
 
     @app.post("/api/chat/{chat_id}/stop")

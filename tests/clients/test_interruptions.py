@@ -23,7 +23,7 @@ TESTS = Path(__file__).parent / "interruptions.test.mjs"
 EXPECTED = 8
 
 
-class Doomed:
+class RestartableServer:
     """A server that is killed and restarted with the same data and port."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
@@ -73,11 +73,11 @@ def controlled(**actions: Callable[[], None]) -> Iterator[str]:
 @pytest.mark.timeout(900)
 def test_the_official_packages_lose_nothing_when_interrupted(tmp_path: Path, long: bool) -> None:
     with ExitStack() as stack:
-        doomed = Doomed(tmp_path, stack)
-        network = stack.enter_context(running(CutNetwork(doomed.server.url)))
-        streams, read = (f"{url}/v1/stream" for url in (doomed.server.url, network.url))
+        restartable = RestartableServer(tmp_path, stack)
+        network = stack.enter_context(running(CutNetwork(restartable.server.url)))
+        streams, read = (f"{url}/v1/stream" for url in (restartable.server.url, network.url))
         app = stack.enter_context(serving(streams, read))
-        control = stack.enter_context(controlled(kill=doomed.kill, offline=network.cut, online=network.restore))
+        control = stack.enter_context(controlled(kill=restartable.kill, offline=network.cut, online=network.restore))
         environment = {
             "CONTROL": control,
             "READ": read,
@@ -85,5 +85,5 @@ def test_the_official_packages_lose_nothing_when_interrupted(tmp_path: Path, lon
             "APP": app,
             "OFFLINE_MS": "60000" if long else "1000",
         }
-        check_vitest(TESTS, EXPECTED, doomed.server, env=environment, timeout_secs=800)
+        check_vitest(TESTS, EXPECTED, restartable.server, env=environment, timeout_secs=800)
         assert network.cuts > 0, "connections were open when the network was cut"

@@ -39,7 +39,7 @@ class Printed:
     """The first expected line that is missing."""
 
 
-class Kitchen:
+class PageRun:
     """A server and a directory, for the blocks of one page in their order."""
 
     def __init__(self, server: Server, directory: Path) -> None:

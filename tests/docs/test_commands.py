@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import REPOSITORY, blocks, examples, page_id, pages
-from tests.docs.running import Kitchen
+from tests.docs.running import PageRun
 from tests.serving import serve
 
 RUN_HERE = ("bash", "python", "ts", "js")
@@ -49,15 +49,15 @@ def test_blocks_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     # The same start as `make run`, except for the port and the data directory.
     with serve(arguments=("--profile", "dev"), directory=REPOSITORY, DS_STORAGE__DATA_DIR=str(data)) as server:
-        kitchen = Kitchen(server, tmp_path)
-        compiled = kitchen.compile_scripts(examples(page, "ts", "js"))
+        run = PageRun(server, tmp_path)
+        compiled = run.compile_scripts(examples(page, "ts", "js"))
         for example in examples(page, *RUN_HERE):
             if example.block.language == "bash":
-                printed = kitchen.bash(example)
+                printed = run.bash(example)
             elif example.block.language == "python":
-                printed = kitchen.python(example)
+                printed = run.python(example)
             else:
-                printed = kitchen.javascript(example, compiled)
+                printed = run.javascript(example, compiled)
             where = f"{page_id(page)}, line {example.line}: {example.block.content[0]}"
             said = "\n".join(printed.stdout)
             assert printed.missing is None, f"{where}\npromised: {printed.missing}\nprinted:\n{said}\n{printed.stderr}"

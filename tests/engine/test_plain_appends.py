@@ -21,7 +21,7 @@ TEXT, JSON = "text/plain", "application/json"
 BODIES = (b"x", b"[1,2,3]", b'{"a":"b"}', b"[", b"", b"[]", b"y" * 40_000, b"[" + b"1," * 400 + b"1]")
 
 
-class World:
+class EngineHarness:
     """An engine in which appends take one of the two paths."""
 
     def __init__(self, backing: type[Backing], limits: EngineLimits, *, plain: bool) -> None:
@@ -112,40 +112,43 @@ LIMITS = {
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS.keys())
 @pytest.mark.parametrize("backing", [MemoryBacking, JournalBacking])
 def test_both_paths_have_the_same_effect(backing: type[Backing], limits: EngineLimits) -> None:
-    worlds = [World(backing, limits, plain=plain) for plain in (True, False)]
-    followers = [Follower() for _ in worlds]
-    for world, follower in zip(worlds, followers, strict=True):
+    harnesses = [EngineHarness(backing, limits, plain=plain) for plain in (True, False)]
+    followers = [Follower() for _ in harnesses]
+    for harness, follower in zip(harnesses, followers, strict=True):
         for number in range(3):
-            world.create(f"tenant/text{number}", TEXT)
-            world.create(f"json{number}", JSON)
-        world.create("mortal", TEXT, ttl_secs=2)
-        world.create("aged", TEXT, retention=RetentionPolicy(max_age_secs=60))
-        world.create("followed", TEXT)
-        world.create("server", TEXT)
-        world.engine.server_streams.add("server")
-        world.engine.follow(world.engine.look_up("followed"), follower)
-    names = ["missing", *(stream.name for stream in worlds[0].engine.catalog)]
+            harness.create(f"tenant/text{number}", TEXT)
+            harness.create(f"json{number}", JSON)
+        harness.create("mortal", TEXT, ttl_secs=2)
+        harness.create("aged", TEXT, retention=RetentionPolicy(max_age_secs=60))
+        harness.create("followed", TEXT)
+        harness.create("server", TEXT)
+        harness.engine.server_streams.add("server")
+        harness.engine.follow(harness.engine.look_up("followed"), follower)
+    names = ["missing", *(stream.name for stream in harnesses[0].engine.catalog)]
     choose = random.Random(7)
     for step in range(600):
         name = choose.choice(names)
         content_type = choose.choice((TEXT, JSON, JSON + "; charset=utf-8", "Text/Plain", None))
         body = choose.choice(BODIES)
         passed_ms = choose.choice((0, 0, 1, 500, -300))
-        for world in worlds:
-            world.clock.at_ms += passed_ms
+        for harness in harnesses:
+            harness.clock.at_ms += passed_ms
             if step == 300:
-                world.close("tenant/text0")
-                world.close("json0")
-        assert worlds[0].append(name, content_type, body) == worlds[1].append(name, content_type, body), (step, name)
-        assert worlds[0].state() == worlds[1].state(), (step, name, content_type, body[:20])
+                harness.close("tenant/text0")
+                harness.close("json0")
+        assert harnesses[0].append(name, content_type, body) == harnesses[1].append(name, content_type, body), (
+            step,
+            name,
+        )
+        assert harnesses[0].state() == harnesses[1].state(), (step, name, content_type, body[:20])
     assert followers[0].wakes == followers[1].wakes > 0
-    assert (worlds[0].steps > 20) == (backing is MemoryBacking and limits.namespaces is None)
-    assert worlds[1].steps == 0
+    assert (harnesses[0].steps > 20) == (backing is MemoryBacking and limits.namespaces is None)
+    assert harnesses[1].steps == 0
 
 
 def test_append_that_storage_refuses_changes_nothing() -> None:
-    world = World(MemoryBacking, EngineLimits(max_total_bytes=10_000), plain=True)
-    world.create("s", TEXT)
-    before = world.state()
-    assert world.append("s", TEXT, b"x" * 20_000)[1]
-    assert world.state() == before
+    harness = EngineHarness(MemoryBacking, EngineLimits(max_total_bytes=10_000), plain=True)
+    harness.create("s", TEXT)
+    before = harness.state()
+    assert harness.append("s", TEXT, b"x" * 20_000)[1]
+    assert harness.state() == before

@@ -169,7 +169,7 @@ def test_refused_append_does_not_change_the_producer(json_stream: Stream) -> Non
     assert json_stream.content() == b"[1]"
 
 
-def test_a_json_batch_is_one_seq(json_stream: Stream) -> None:
+def test_json_batch_uses_one_producer_seq(json_stream: Stream) -> None:
     json_stream.create()
     assert json_stream.post("[1,2,3]", headers=producer("p", 0, 0)).status_code == 200
     assert json_stream.post("[1,2,3]", headers=producer("p", 0, 0)).status_code == 204

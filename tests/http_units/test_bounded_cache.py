@@ -40,7 +40,7 @@ def test_new_keys_replace_old_ones_after_a_while() -> None:
     assert hits(cache, later) == LIMIT
 
 
-def test_a_key_that_is_there_is_updated() -> None:
+def test_put_replaces_the_value_of_an_existing_key() -> None:
     cache: BoundedCache[int, int] = BoundedCache(1)
     cache.put(1, 1)
     cache.put(1, 2)

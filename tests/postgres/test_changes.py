@@ -188,7 +188,7 @@ def test_reading_repeats_until_the_slot_is_advanced_and_start_and_end_hold(conne
         slots.check(slots.state(connection, SLOT), SLOT, start)
 
 
-def test_after_a_crash_the_slot_may_stand_back_and_the_start_still_holds() -> None:
+def test_start_position_holds_after_a_crash_moved_the_slot_back() -> None:
     with database() as own:
         with connect(own.url) as connection:
             connection.execute("CREATE TABLE items (id int PRIMARY KEY)")

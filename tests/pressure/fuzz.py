@@ -37,7 +37,7 @@ PATIENCE_BEATS = 2_000
 server for a busy machine."""
 LANES = 16
 WAKE_EVERY_S = (0.002, 0.03)
-SETTLE_S = 90.0
+END_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ async def fuzz(run: Run) -> Counter[str]:
                 for lane in lanes:
                     sending.create_task(lane.drive())
             run.running = False
-            await asyncio.wait_for(asyncio.gather(*beside), SETTLE_S)
+            await asyncio.wait_for(asyncio.gather(*beside), END_S)
     except BaseExceptionGroup as group_error:
         raise _first(group_error) from None
     finally:

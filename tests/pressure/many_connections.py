@@ -173,7 +173,7 @@ def _stopped(server: Server, request: bytes) -> socket.socket:
 
 
 def idle_connections(count: int, rounds: int = ROUNDS, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
-    """Connections that send one request and then stay open; all of them come twice."""
+    """Connections that send one request and then stay open; all are opened twice."""
     settings: dict[str, Any] = {"DS_SERVER__IDLE_TIMEOUT_SECS": "3600", "DS_SERVER__MAX_CONNECTIONS": str(count + 100)}
     with serve(**settings) as quiet, serve(program=program, **settings) as server:
         before = rss_mib(server)

@@ -81,7 +81,7 @@ def test_rows_of_a_removed_partition_leave_the_shape(events: Shapes, statement: 
     follow(reading, "a")
 
 
-def test_a_table_without_partitions_gets_its_first(newest: Shapes) -> None:
+def test_first_partition_of_a_served_table_is_followed(newest: Shapes) -> None:
     newest.sql("CREATE TABLE events (id int PRIMARY KEY, title text) PARTITION BY HASH (id)")
     reading = newest.everything(table="events")
     newest.sql("CREATE TABLE events_1 PARTITION OF events FOR VALUES WITH (MODULUS 1, REMAINDER 0)")

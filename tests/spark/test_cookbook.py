@@ -33,10 +33,10 @@ def recipes() -> list[tuple[str, str]]:
     return [(title, code) for title, between, code in found if "\n## " not in between]
 
 
-def check_published_state(spark: SparkSession, kitchen: dict[str, Any]) -> None:
+def check_published_state(spark: SparkSession, variables: dict[str, Any]) -> None:
     """Listeners are notified shortly after the end of a query."""
     with httpx.Client(timeout=60) as http:
-        streams = Streams(kitchen["url"], http)
+        streams = Streams(variables["url"], http)
         try:
 
             def published() -> dict[str, Any]:
@@ -46,12 +46,12 @@ def check_published_state(spark: SparkSession, kitchen: dict[str, Any]) -> None:
 
             wait_until(lambda: published().get("status") == "stopped", "the end of the query is published")
             assert (published()["rows"], published()["target"]) == (6, "Parquet")
-            page = http.get(f"http://127.0.0.1:{kitchen['port']}/metrics").text
+            page = http.get(f"http://127.0.0.1:{variables['port']}/metrics").text
             assert 'headwater_spark_rows_total{query="orders-to-lake"} 6.0' in page
         finally:
             for name in ("metrics", "published"):
-                spark.streams.removeListener(kitchen[name])
-            kitchen["published"].close()
+                spark.streams.removeListener(variables[name])
+            variables["published"].close()
 
 
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
@@ -62,7 +62,7 @@ PROOFS = {"Watch a query": check_published_state}
 
 
 @pytest.fixture(scope="module")
-def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A server with the streams of the page, and the variables that the recipes share."""
     with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(timeout=60) as http:
         streams = Streams(f"{server.url}/v1/stream", http)
@@ -75,14 +75,14 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
 
 
 @pytest.mark.parametrize(("title", "code"), recipes(), ids=lambda value: value if "\n" not in value else "")
-def test_recipe(spark: SparkSession, kitchen: dict[str, Any], title: str, code: str) -> None:
-    kitchen["spark"] = spark
+def test_recipe(spark: SparkSession, variables: dict[str, Any], title: str, code: str) -> None:
+    variables["spark"] = spark
     try:
-        exec(compile(code, f"{PAGE.name}: {title}", "exec"), kitchen)  # noqa: S102 - the page is ours
+        exec(compile(code, f"{PAGE.name}: {title}", "exec"), variables)  # noqa: S102 - the page is ours
     finally:
         spark.conf.unset(STATE_STORE)
     if (proof := PROOFS.get(title)) is not None:
-        proof(spark, kitchen)
+        proof(spark, variables)
 
 
 def test_every_recipe_is_run() -> None:

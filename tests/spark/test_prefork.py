@@ -158,7 +158,7 @@ def test_python_of_the_driver_is_replaced_if_it_is_this_one(
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == (program if is_replaced else given)
 
 
-def test_another_python_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_python_of_the_workers_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     monkeypatch.setattr(home, "_started", [])
     home.start_prefork(tmp_path, PRELOADED)

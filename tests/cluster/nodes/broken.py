@@ -39,7 +39,7 @@ def answers_from_a_stale_standby() -> None:
         if not isinstance(journal, PostgresJournal):
             yield from catch_up(recovery, journal, last_lsn)
 
-    setattr(standby_store, "_catch_up", catch_up_as_standby)  # noqa: B010 - mypy has it otherwise
+    setattr(standby_store, "_catch_up", catch_up_as_standby)  # noqa: B010 - mypy rejects a plain assignment
     StandbyJournal.last_lsn = last_lsn_at_first  # type: ignore[method-assign]
 
 

@@ -104,7 +104,7 @@ class RunningCluster:
                     process.send_signal(signal.SIGCONT)
 
     def owners(self) -> dict[int, str | None]:
-        """The node of each shard, as Postgres has it."""
+        """The node that owns each shard, according to Postgres."""
         with connect(self.postgres.url, "test") as connection:
             rows = connection.execute("SELECT id, owner, address FROM headwater.shard ORDER BY id").fetchall()
         return {

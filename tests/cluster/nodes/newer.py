@@ -33,5 +33,5 @@ class NextJournal(PostgresJournal):
 
 
 if __name__ == "__main__":
-    setattr(open_shard, "PostgresJournal", NextJournal)  # noqa: B010 - mypy has it otherwise
+    setattr(open_shard, "PostgresJournal", NextJournal)  # noqa: B010 - mypy rejects a plain assignment
     main(sys.argv[1:])

@@ -18,7 +18,7 @@ from tests.client.proxies import Proxy
 
 
 class CutAnswers(Proxy):
-    """Cuts a connection once so many more bytes of answers have passed, and leaves later ones alone."""
+    """Cuts a connection after `left` more bytes of responses, and does not cut later connections."""
 
     left: int | None = None
 
@@ -93,7 +93,7 @@ def test_commit_with_a_warning_is_not_acknowledged_until_a_write_returns_without
 
         monkeypatch.setattr(journal, "_write", warned)
         journal.append(0, 1, (b"once",))
-        # The commit is warned of, and the first proof; the second commit finds its work done.
+        # Postgres warns of the commit and of the first confirmation; the second commit finds the batch stored.
         assert statements == ["commit", "confirm", "commit", "confirm"]
         assert [bytes(batch) for batch in journal.batches(0)] == [b"once"]
 

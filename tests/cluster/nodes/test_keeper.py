@@ -113,7 +113,7 @@ def test_database_that_could_lose_commits_is_refused(
 def test_standby_that_is_named_and_not_connected_is_refused(
     database: str, single: LocalPostgres, objects: ObjectStoreObjects
 ) -> None:
-    # As a setting of the session: for the others there would be commits that never end.
+    # The setting applies to the whole server: until it is reset, the commits of all sessions wait.
     with psycopg.connect(single.url, autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (gone)'")
         connection.execute("SELECT pg_reload_conf()")

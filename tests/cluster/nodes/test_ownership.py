@@ -55,7 +55,7 @@ class Node:
         )
         self.ahead_s = 0.0
         self.standing = Standing({}, 0.0, {})
-        self.now_s += LEASE_S  # It has looked around.
+        self.now_s += LEASE_S  # At first a new node only observes the others.
 
     def turn(
         self,

@@ -149,7 +149,7 @@ def take_over(running: LocalPostgres, shard: int) -> None:
 
 @contextmanager
 def stopped_replication(servers: ReplicatedPostgres) -> Iterator[None]:
-    """Nothing leaves the primary within the block, at whose end the processes that would send it are killed."""
+    """Suspend the processes that send the log of the primary to the standbys, and kill them at the end of the block."""
     primary = servers.servers[servers.primary].process
     assert primary is not None
     senders = [
@@ -193,7 +193,7 @@ def test_commit_without_a_standby_is_not_acknowledged_until_a_standby_has_it(
         writer = threading.Thread(target=append)
         with stopped_replication(servers):
             writer.start()
-            # The commit that waits for a standby is cancelled, and so is the write that should prove it.
+            # Cancel the wait of the commit for a standby, and that of the write that confirms it.
             warnings = 2 if kind is PostgresJournal else 1
             with psycopg.connect(servers.servers[servers.primary].url, autocommit=True) as admin:
 
@@ -210,7 +210,7 @@ def test_commit_without_a_standby_is_not_acknowledged_until_a_standby_has_it(
         writer.join(60)
         assert not writer.is_alive()
         found = content(opened(PostgresJournal(servers.url, 0, 0)))
-        # Acknowledged and lost: what the test above must not see.
+        # The broken variant acknowledged a batch and lost it.
         assert found == ([b"replicated"] if kind is ReadsBackOnly else [b"replicated", b"in doubt"])
         former = next(server for number, server in enumerate(servers.servers) if number != servers.primary)
         with psycopg.connect(former.url) as standby:

@@ -95,7 +95,7 @@ def test_server_that_could_lose_commits_is_named_with_the_reason(server: Reporte
 
 @pytest.mark.long
 def test_former_primary_that_runs_again_is_not_used() -> None:
-    """It takes writes, because it does not know of the promotion; a copy of its data is started as it was."""
+    """A copy of its data is started as it was: it accepts writes, because it does not know of the promotion."""
     with replicated_postgres() as postgres:
         former = postgres.servers[postgres.primary]
         former.kill()

@@ -22,7 +22,7 @@ async def _answer(sender: int, arguments: Any) -> list[Any]:
 
 
 class Process:
-    """What a shard's process has of links."""
+    """The part of a shard's process that connects to the other shards."""
 
     def __init__(self, shard: int, secret: str = SECRET, epoch: int = 1, tls: LinkTls | None = None) -> None:
         self.peers = Peers(shard, 3)

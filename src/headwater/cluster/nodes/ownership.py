@@ -29,7 +29,7 @@ log = logging.getLogger("headwater.cluster")
 
 HELD_PART: Final = 0.9
 """A node relies on a lease for this fraction of its time, because clocks may run at slightly different speeds."""
-SETTLE_PART: Final = 0.4
+OBSERVE_PART: Final = 0.4
 """A new node only observes for this fraction of a lease, so that nodes that start together find each other."""
 
 CLOCK_S: Final = 1.0
@@ -135,7 +135,7 @@ class Ownership:
         self._clock = clock
         self._wall_clock = wall_clock
         self._clock_ahead_s = 0.0
-        self._takes_from_s = clock() + SETTLE_PART * lease_s
+        self._takes_from_s = clock() + OBSERVE_PART * lease_s
         self._seen: dict[object, tuple[object, float]] = {}
         """For each shard and node: its last value, and when the change to it was seen."""
         self._is_warned = False
