@@ -6,8 +6,8 @@ Run as `python -m bench.shapes [INSERTS]`. Everything runs on this machine: Post
 
 from __future__ import annotations
 
+import argparse
 import socket
-import sys
 import time
 
 import psutil
@@ -21,7 +21,9 @@ IDLE_READERS = 500
 
 
 def main() -> None:
-    inserts_of_one = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("inserts", type=int, nargs="?", default=200, help="inserts that one reader waits for")
+    inserts_of_one: int = parser.parse_args().inserts
     with shapes("items", DS_SHAPES__LONG_POLL_TIMEOUT_SECS="300", DS_SHAPES__SSE_TIMEOUT_SECS="300") as running:
         running.sql("CREATE TABLE items (id int PRIMARY KEY, title text, n int)")
         # A row to wait for: a reader of an empty table would look ready immediately.

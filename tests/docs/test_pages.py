@@ -55,7 +55,9 @@ def test_targets_of_links_exist(page: Path) -> None:
             assert (page.parent / link.partition("#")[0]).exists(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if "docs" in page.parts], ids=page_id)
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if page_id(page).startswith(("docs/", "bench/", "examples/"))], ids=page_id
+)
 def test_page_begins_with_what_the_reader_can_do_after_it(page: Path) -> None:
     text = re.sub(r"<!--.*?-->|\A---\n.*?\n---\n", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     title, _, rest = text.strip().partition("\n")

@@ -134,6 +134,13 @@ for module in sys.argv[1:]:
 """Print the help of several programs in one process, because their imports take most of the time."""
 
 
+def test_every_benchmark_is_on_the_page() -> None:
+    servers = {"echo_server", "slow_disk", "sse_readers"}
+    programs = {path.stem for path in (REPOSITORY / "bench").glob("*.py") if "__main__" in path.read_text()} - servers
+    page = (REPOSITORY / "bench/README.md").read_text(encoding="utf-8")
+    assert {name.removeprefix("bench.") for name in _BENCH.findall(page)} == programs
+
+
 def test_benchmarks_named_on_a_page_exist() -> None:
     modules = set()
     for page in ("docs/benchmarks.md", "bench/README.md"):
