@@ -167,7 +167,7 @@ def _other_goals(run: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     if "scale" in run:
         held = run["scale"][IDLE_READERS_TITLE][0]["bytes per reader"]
         yield ("idle SSE reader", "bytes", *_at_most(held, 8192), "-", "-")
-        last = {row["storage"]: row["bytes per stream"] for row in run["scale"][GROWTH]}
+        last = {row["storage"]: row["bytes per idle stream"] for row in run["scale"][GROWTH]}
         yield ("idle stream", "bytes", *(cell for ours, _ in _PAIRS for cell in _at_most(last[ours], 1024)))
 
 

@@ -34,6 +34,7 @@ from bench.workloads import (
     appends,
     connected,
     cpu_seconds,
+    create_many,
     delivery,
     follow,
     repeat,
@@ -52,6 +53,8 @@ SIZES_MB_FULL = (*SIZES_MB, 1024)
 IDLE_READERS = 10_000
 TRIED_MAX = 20_000
 """How many of many streams are used in one measurement, chosen at random."""
+ENOUGH_STREAMS = 10_000
+"""With fewer, the memory of a stream cannot be told from that of everything else."""
 PACE = 0.6
 """The rate of the writers in the mixed load, as a fraction of the highest rate."""
 
@@ -82,16 +85,16 @@ def of_streams(mode: str, counts: tuple[int, ...], seconds: float) -> Rows:
         directory = Path(name)
         with server_on(mode, directory) as server, ExitStack() as opened:
             links = [opened.enter_context(connected(server)) for _ in range(32)]
-            empty_bytes = resident_bytes(server.pid)
             created = 0
             for count in counts:
                 paths = [f"/v1/stream/s{number}" for number in range(created, count)]
-                began_s = time.perf_counter()
-                links[0].create_many(paths, TEXT)
-                create_s = time.perf_counter() - began_s
-                row = _costs(server, links, _some_of(count), seconds)
-                row["create (us)"] = create_s / max(1, count - created) * 1e6
-                row["bytes per stream"] = (resident_bytes(server.pid) - empty_bytes) / count
+                before_bytes, began_s = resident_bytes(server.pid), time.perf_counter()
+                create_many(links, paths, TEXT)
+                create_s, held = time.perf_counter() - began_s, resident_bytes(server.pid) - before_bytes
+                row: dict[str, Any] = _costs(server, links, _some_of(count), seconds)
+                row["create (us)"] = create_s / len(paths) * 1e6
+                # Of the streams created since the last row, before anything is appended to them.
+                row["bytes per idle stream"] = held / len(paths) if len(paths) >= ENOUGH_STREAMS else ""
                 created = count
                 rows.append({"storage": mode, "streams": count, **row})
         if mode != "memory":
@@ -196,7 +199,7 @@ def mixed(mode: str, seconds: float) -> Rows:
         ceiling = appends(32)(server, "/v1/stream/ceiling", seconds).per_second
         for readers, pause_s in ((0, 0.0), (8, 0.05), (8, 0.0)):
             with _readers(server, readers, pause_s):
-                found = _paced(server, f"/v1/stream/m{readers}-{pause_s}", ceiling * PACE, seconds)
+                due, sent = _paced(server, f"/v1/stream/m{readers}-{pause_s}", ceiling * PACE, seconds)
             pace = "-" if not readers else "paced" if pause_s else "unpaced"
             rows.append(
                 {
@@ -204,15 +207,19 @@ def mixed(mode: str, seconds: float) -> Rows:
                     "readers": readers,
                     "pace": pace,
                     "wanted appends/s": ceiling * PACE,
-                    "appends/s": found.per_second,
-                    "p50 (us)": found.p50_us,
-                    "p99 (us)": found.p99_us,
+                    "appends/s": sent.per_second,
+                    "p50 (us)": sent.p50_us,
+                    "p99 (us)": sent.p99_us,
+                    "p99 from when due (us)": due.p99_us,
+                    "server's CPU (%)": sent.cpu_us * sent.per_second / 1e4,
                 }
             )
     return rows
 
 
-def _paced(server: Running, path: str, per_second: float, seconds: float) -> Sample:
+def _paced(server: Running, path: str, per_second: float, seconds: float) -> tuple[Sample, Sample]:
+    """Appends at this rate, if the server keeps up; times from when they were due, and from when they were sent."""
+    late_s: list[float] = []
     took_s: list[float] = []
     with ExitStack() as opened:
         links = [opened.enter_context(connected(server)) for _ in range(32)]
@@ -224,15 +231,19 @@ def _paced(server: Running, path: str, per_second: float, seconds: float) -> Sam
         while (now_s := time.perf_counter()) - began_s < seconds:
             if now_s < due_s:
                 time.sleep(due_s - now_s)
+            sent_s = time.perf_counter()
             for link in links:
                 link.send(message)
             for link in links:
                 link.answer()
+                now_s = time.perf_counter()
                 # Measured from the scheduled time, so that a server that falls behind cannot hide it.
-                took_s.append(time.perf_counter() - due_s)
+                late_s.append(now_s - due_s)
+                took_s.append(now_s - sent_s)
             due_s += every_s
         elapsed_s = time.perf_counter() - began_s
-    return sample_of(len(took_s) / elapsed_s, took_s, cpu_seconds(server.pid) - cpu_before_s)
+    rate, cpu_s = len(took_s) / elapsed_s, cpu_seconds(server.pid) - cpu_before_s
+    return sample_of(rate, late_s, cpu_s), sample_of(rate, took_s, cpu_s)
 
 
 @contextmanager
@@ -244,6 +255,8 @@ def _readers(server: Running, count: int, pause_s: float) -> Iterator[None]:
         child.start()
     try:
         yield
+        if any(child.exitcode is not None for child in children):
+            raise SystemExit("a process of readers ended early")
     finally:
         for child in children:
             child.terminate()
@@ -251,6 +264,7 @@ def _readers(server: Running, count: int, pause_s: float) -> Iterator[None]:
 
 
 def read_again(server: Running, pause_s: float) -> None:
+    os.nice(19)  # The writer runs on the same core, and must not wait for the readers.
     read = b"GET /v1/stream/old?offset=-1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as opened:
         links = [opened.enter_context(connected(server)) for _ in range(4)]

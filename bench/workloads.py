@@ -32,7 +32,7 @@ BUSY_PAUSE_S = 0.005
 EVENTS_MAX_S = 4.0
 """A fan-out ends after this time, even with few events."""
 CREATE_MAX_S = 300.0
-PIPELINED = 200
+PIPELINED = 50
 HUGE = b"x" * (14 * 2**20)
 ECHO = "bare echo"
 _JSON_BATCH = json.dumps([SMALL.decode()] * BATCH).encode()
@@ -71,17 +71,6 @@ class Connection:
     def create(self, path: str, content_type: str) -> bytes:
         self._socket.sendall(request("PUT", path, content_type, b""))
         return self.answer()
-
-    def create_many(self, paths: Sequence[str], content_type: str) -> None:
-        """Create many streams, with many requests in flight."""
-        until_s = time.monotonic() + CREATE_MAX_S
-        for start in range(0, len(paths), PIPELINED):
-            if time.monotonic() > until_s:
-                raise SystemExit(f"{start:,} of {len(paths):,} streams were created in {CREATE_MAX_S:g} s")
-            some = paths[start : start + PIPELINED]
-            self._socket.sendall(b"".join(request("PUT", path, content_type, b"") for path in some))
-            for _ in some:
-                self.answer()
 
     def delete(self, path: str) -> None:
         """Delete a stream, so that the server frees the data of the load."""
@@ -178,6 +167,21 @@ def connected(server: Running) -> Iterator[Connection]:
         connection.close()
 
 
+def create_many(links: Sequence[Connection], paths: Sequence[str], content_type: str) -> None:
+    """Create many streams, with many requests in flight on each connection, so that they share commits."""
+    until_s = time.monotonic() + CREATE_MAX_S
+    for start in range(0, len(paths), PIPELINED * len(links)):
+        if time.monotonic() > until_s:
+            raise SystemExit(f"{start:,} of {len(paths):,} streams were created in {CREATE_MAX_S:g} s")
+        some = paths[start : start + PIPELINED * len(links)]
+        shares = [(link, some[number :: len(links)]) for number, link in enumerate(links)]
+        for link, share in shares:
+            link.send(b"".join(request("PUT", path, content_type, b"") for path in share))
+        for link, share in shares:
+            for _ in share:
+                link.answer()
+
+
 def request(method: str, path: str, content_type: str, body: bytes) -> bytes:
     fields = f"Host: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     return f"{method} {path} HTTP/1.1\r\n{fields}".encode() + body
@@ -195,7 +199,7 @@ def appends(
         with ExitStack() as opened:
             links = [opened.enter_context(connected(server)) for _ in range(connections)]
             paths = [f"{path}-{number}" for number in range(streams)]
-            links[0].create_many(paths, content_type)
+            create_many(links, paths, content_type)
             messages = [request("POST", each, content_type, body) for each in paths]
 
             def units_of(link: Connection) -> float:
