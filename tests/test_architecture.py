@@ -1,5 +1,5 @@
 """Rules of the source tree that no single module can check: no import cycles, one meaning for each class name, one
-convention for exceptions, refusals that say what to do, and decoders that are made at import."""
+convention for exceptions, errors that say what to do, and decoders that are made at import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from pathlib import Path
 import grimp
 
 import headwater
+from headwater.cli.errors import CommandError
 from headwater.core.errors import Refusal
+from headwater.storage.interface import CorruptError, StorageError
+from headwater.storage.tiering.block_cache import NotLocalError
+from headwater.storage.tiering.standby_store import OutdatedError
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "headwater"
 
@@ -108,6 +112,53 @@ def test_refusals_say_what_to_do() -> None:
     found = texts_of_refusals()
     assert len(found) > 200
     assert {place: text for place, text in found.items() if not REMEDY.search(text)} == {}
+
+
+REMEDY_OF_COMMAND = re.compile(
+    REMEDY.pattern
+    + r"|: (list|set|use)\b|\(--|\b(as in|with --)|^(give|name) "
+    + r"|\b(needs|only|at most|pip install|cannot be combined)\b"
+)
+"""In a usage error the option that is missing or excessive is enough."""
+
+CAUSE = re.compile(r": \{\}\.?$|^\{\}: \{\}$")
+"""The text ends with the error of another program or library."""
+
+WITHOUT_REMEDY = {
+    "{}: {} finding{}",  # The findings are printed before it.
+    "nothing was deleted",  # The user did not confirm.
+    "Shard {} was taken over by another node.",  # The other node serves it; this process ends.
+    # Defects of the copy: the original is unchanged.
+    "The copy differs from the original in the states of streams or documents.",
+    "The copy of stream {} differs from the original.",
+}
+
+
+def texts_of_failures() -> dict[str, str]:
+    """The text of each error of a command, or of storage, that the source writes out, with `{}` for values.
+
+    Findings about damaged data are not in it, nor are errors that only the program itself sees.
+    """
+    names = {one.__name__ for one in exceptions() if issubclass(one, CommandError | StorageError)}
+    names -= {one.__name__ for one in exceptions() if issubclass(one, CorruptError | NotLocalError | OutdatedError)}
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
+                text = node.args[0]
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                written = [str(one.value) if isinstance(one, ast.Constant) else "{}" for one in parts]
+                if isinstance(text, ast.Constant | ast.JoinedStr):
+                    found[f"{path.relative_to(SOURCE)}:{node.lineno}"] = "".join(written)
+    return found
+
+
+def test_errors_of_commands_and_storage_say_what_to_do_or_their_cause() -> None:
+    found = texts_of_failures()
+    assert len(found) > 150
+    assert set(found.values()) >= WITHOUT_REMEDY, "the list has no text that the source does not"
+    unclear = {place: text for place, text in found.items() if text not in WITHOUT_REMEDY and not CAUSE.search(text)}
+    assert {place: text for place, text in unclear.items() if not REMEDY_OF_COMMAND.search(text)} == {}
 
 
 def words(name: str) -> str:

@@ -205,7 +205,7 @@ def test_mistakes_with_the_store_of_a_cluster_are_reported(run: Run, monkeypatch
     from_directory = ["store", "copy", "--from-mode", "file-durable", "--from-dir", "d"]
     reports(run(*from_directory, "--to-mode", "cluster", "--to-dir", "other"), "leave out --to-dir")
     reports(run(*from_directory, "--to-mode", "acid"), "--to-mode acid needs --to-dir")
-    reports(run("store", "copy", "--from-mode", "cluster", "--to-mode", "cluster"), "copied into a directory first")
+    reports(run("store", "copy", "--from-mode", "cluster", "--to-mode", "cluster"), "copy it into a directory first")
     monkeypatch.setitem(sys.modules, "headwater.cluster.nodes.copying", None)
     monkeypatch.delattr("headwater.cluster.nodes.copying", raising=False)
     reports(run("store", "check", "--mode", "cluster"), "pip install 'headwater[cluster]'")

@@ -79,7 +79,7 @@ def _check_json(text: bytes, name: str) -> None:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise CommandError(
-            f"{name} is not valid JSON: {error} (for text, create the stream with --type text/plain)", USAGE
+            f"{name} is not valid JSON: {error}; for text, create the stream with --type text/plain", USAGE
         ) from None
 
 
@@ -173,7 +173,9 @@ class Appender:
             ) from None
         except ProducerGapError as error:
             raise CommandError(
-                f"{who}: the server expects seq {error.expected_seq}, this is {self._seq}", CONFLICT
+                f"{who}: the server expects seq {error.expected_seq}, this is {self._seq}; it lost the"
+                " state of the producer, so check the end of the stream, and append the rest with another --producer",
+                CONFLICT,
             ) from None
         except ResponseError as error:
             if error.status == 400 and self._seq == 0:

@@ -88,7 +88,7 @@ def restore(
         try:
             restore_backup(source, store.directory, replace=force)
         except StoreExistsError as error:
-            raise StorageError(f"{error} Use --force to replace it.") from None
+            raise StorageError(f"{error} Or replace it with --force.") from None
     typer.echo(f"{store.directory}: restored {len(found.files)} files, {found.size} bytes, as of {found.taken}")
     _check(store.directory, "the backup is restored as it was taken, but its store is damaged")
 
@@ -117,7 +117,7 @@ def _restore_into_cluster(settings: Settings, source: Path, *, replace: bool) ->
     from headwater.storage.offline.backup import check_backup
 
     if replace:
-        raise CommandError("a cluster cannot be replaced: restore into a new database and a new prefix", USAGE)
+        raise CommandError("a cluster cannot be replaced; restore into a new database and a new prefix", USAGE)
     with storage_errors():
         found = check_backup(source)
         mode = {family: mode for mode, family in FAMILY_OF_MODE.items()}[found.family]

@@ -62,7 +62,11 @@ def _stack_url(directory: Path) -> str:
     try:
         return str(json.loads((directory / ACCESS_NAME).read_text())["postgres_url"])
     except (OSError, ValueError, KeyError):
-        raise CommandError(f"cluster.postgres_url is not set, and {directory} has no cluster", USAGE) from None
+        raise CommandError(
+            f"cluster.postgres_url is not set, and {directory} has no cluster; set it, or name the directory of a stack"
+            " with --data-dir",
+            USAGE,
+        ) from None
 
 
 def _direction(ahead_s: float) -> str:

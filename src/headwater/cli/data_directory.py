@@ -58,7 +58,7 @@ def locate_store(
     chosen = mode.canonical if mode is not None else settings.mode if has_directory else None
     if chosen == StoreMode.CLUSTER:
         if directory is not None:
-            raise CommandError("a cluster has no data directory: leave out --data-dir or --from-dir", USAGE)
+            raise CommandError("a cluster has no data directory; leave out --data-dir or --from-dir", USAGE)
         if not takes_cluster:
             raise CommandError(
                 "this command works on a data directory, and the storage mode is cluster; copy the cluster into a"
@@ -118,7 +118,9 @@ class RunningServer:
         except OSError as error:
             raise CommandError(f"The server that has the directory open does not respond: {error}") from None
         if not line.endswith(b"\n"):
-            raise CommandError("The server that has the directory open closed the connection without a response.")
+            raise CommandError(
+                "The server that has the directory open closed the connection without a response; see its log."
+            )
         answer: dict[str, Any] = msgspec.json.decode(line)
         if "error" in answer:
             raise CommandError(f"The server that has the directory open reports: {answer['error']}")

@@ -46,7 +46,10 @@ def down(
     try:
         directory.acquire()
     except StackRunningError:
-        raise CommandError(f"another stack has been started in {directory.root} in the meantime") from None
+        raise CommandError(
+            f"another stack has been started in {directory.root} in the meantime; to stop it, run `headwater"
+            " down` again"
+        ) from None
     left = stop_leftovers(directory, settings.stack.stop_timeout_secs)
     _mark_stopped(directory)
     directory.release()

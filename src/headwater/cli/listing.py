@@ -93,4 +93,6 @@ def _registered(client: Client, prefix: str) -> list[StreamEntry]:
     try:
         return client.streams(prefix)
     except StreamNotFoundError:
-        raise CommandError(f"{client.base_url} has neither a stream listing nor a registry", MISSING) from None
+        raise CommandError(
+            f"{client.base_url} has neither a stream listing nor a registry; this server cannot list streams", MISSING
+        ) from None

@@ -78,7 +78,7 @@ def connected(url: str, token: str, ca_file: Path | None = None) -> Iterator[Cli
 def stream_named(client: Client, name: str) -> Stream:
     """The stream named on the command line."""
     if not name:
-        raise CommandError("the stream's name is empty", USAGE)
+        raise CommandError("the stream's name is empty; name a stream", USAGE)
     return client.stream(name)
 
 

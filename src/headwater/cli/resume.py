@@ -26,7 +26,9 @@ class ResumeFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
-            raise CommandError(f"--resume: {self._path} was not written by this command", USAGE) from None
+            raise CommandError(
+                f"--resume: {self._path} was not written by this command; name another file", USAGE
+            ) from None
         if url != self._url:
             raise CommandError(f"--resume: {self._path} belongs to {url}, not to {self._url}", USAGE)
         return str(offset)

@@ -77,7 +77,11 @@ def serve(
     settings = settings_from(profile, config_file, given).settings
     if data_dir is not None and settings.storage.mode == "memory":
         if mode is not None:
-            raise CommandError("--data-dir has no effect with --mode memory, which stores nothing on disk", USAGE)
+            raise CommandError(
+                "--data-dir has no effect with --mode memory, which stores nothing on disk; leave it out, or use"
+                " another mode",
+                USAGE,
+            )
         settings = settings_from(profile, config_file, {**given, "storage.mode": "file-durable"}).settings
     _check_tls_files(settings)
     require_otel(settings)

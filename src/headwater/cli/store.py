@@ -233,9 +233,13 @@ def copy(
 
 def _copy_into_cluster(store: StoreLocation, to_directory: Path | None, settings: Settings) -> None:
     if to_directory is not None:
-        raise CommandError("a cluster has no data directory: leave out --to-dir", USAGE)
+        raise CommandError("a cluster has no data directory; leave out --to-dir", USAGE)
     if store.cluster is not None:
-        raise CommandError("a cluster is copied into a directory first, and that into the other cluster", USAGE)
+        raise CommandError(
+            "a cluster cannot be copied into a cluster; copy it into a directory first, and that into the other"
+            " cluster",
+            USAGE,
+        )
     assert store.mode is not None
     with storage_errors():
         require_no_server(store.directory)
@@ -256,7 +260,9 @@ def join_shards(data_dir: StackOption = None, config_file: ConfigFile = None) ->
     directory = StackDirectory(data_dir or settings.stack.data_dir)
     sources = directory.sharded_streams()
     if not sources:
-        raise CommandError(f"{directory.root} has no shards to join", USAGE)
+        raise CommandError(
+            f"{directory.root} has no shards to join; name the directory of the stack with --data-dir", USAGE
+        )
     try:
         directory.acquire()
     except StackRunningError as error:

@@ -104,7 +104,7 @@ def drop_slot(
         dropped = slots.drop(connection, name)
         snapshots.forget(connection, name)
     if not dropped:
-        raise CommandError(f"there is no slot {name} in the database", 3)
+        raise CommandError(f"there is no slot {name} in the database; `headwater sync slots ls` lists them", 3)
     typer.echo(f"dropped {name}")
 
 

@@ -100,7 +100,7 @@ def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True, w
     try:
         if not filesystem.exists(path):
             if not create:
-                raise StorageError(f"There is no {what.lower()} {path}.")
+                raise StorageError(f"There is no {what.lower()} {path}; check the path.")
             make_directories(filesystem, path)
         lock = filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
     except AlreadyLockedError as locked:
@@ -135,7 +135,10 @@ def read_format(filesystem: Filesystem, path: Path) -> Format:
                 f"There is no data directory {path}. Name it with --data-dir or storage.data_dir, or with a profile."
             )
         if FORMAT_NAME not in filesystem.names(path):
-            raise StorageError(f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file.")
+            raise StorageError(
+                f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file. Name another"
+                " directory."
+            )
         return _read_format(filesystem, path)
     except OSError as error:
         raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
@@ -154,7 +157,10 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
                 " Give an empty or a new directory as data_dir."
             )
         if not create:
-            raise StorageError(f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file.")
+            raise StorageError(
+                f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file. Name another"
+                " directory."
+            )
         return _write_format(filesystem, path, family)
     found = _read_format(filesystem, path)
     if found.family != family:

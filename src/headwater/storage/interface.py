@@ -70,10 +70,14 @@ def check_batch(batch: Sequence[Committed]) -> None:
         if type(record) is Append or type(record) is Create:
             size = len(record.payload) + _LENGTH_MAX_BYTES * len(record.lengths)
             if size > RECORD_MAX_BYTES:
-                raise BatchTooLargeError(f"A record of {size} bytes exceeds the limit of storage, {RECORD_MAX_BYTES}.")
+                raise BatchTooLargeError(
+                    f"A record of {size} bytes exceeds the limit of storage, {RECORD_MAX_BYTES}; send less at once."
+                )
             total += size
     if total > BATCH_MAX_BYTES:
-        raise BatchTooLargeError(f"A batch of {total} bytes exceeds the limit of storage, {BATCH_MAX_BYTES}.")
+        raise BatchTooLargeError(
+            f"A batch of {total} bytes exceeds the limit of storage, {BATCH_MAX_BYTES}; send less at once."
+        )
 
 
 ImageOf: TypeAlias = Callable[[int], Image | None]

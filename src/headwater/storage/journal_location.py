@@ -95,7 +95,10 @@ def place_journal(filesystem: Filesystem, opened: Directory, configured: Path | 
         if configured is not None or record is not None:
             record = record if record is not None else JournalRecord(_VERSION, secrets.token_hex(8))
             if configured is not None and (configured == store or store in configured.parents):
-                raise StorageError(f"storage.journal_dir ({configured}) cannot be within the data directory {store}.")
+                raise StorageError(
+                    f"storage.journal_dir ({configured}) cannot be within the data directory {store}; set a"
+                    " directory outside it."
+                )
             target = str(configured) if configured is not None else None
             if target != record.directory:
                 _move(filesystem, store, record, target)

@@ -66,13 +66,18 @@ def fetched_cluster(settings: Settings) -> Iterator[Path]:
             with required_store(), connect(url, "copy") as connection:
                 row = connection.execute("SELECT shards FROM headwater.cluster").fetchone()
                 if row is None:
-                    raise StorageError("There is no cluster in the database of cluster.postgres_url.")
+                    raise StorageError(
+                        "There is no cluster in the database of cluster.postgres_url; check the setting, or"
+                        " start a node first."
+                    )
                 shards = int(str(row[0]))
                 stores = WorkerStores(WORKERS_VERSION, FAMILY, shards, shards, 1)
                 for shard in range(shards):
                     _fetch(connection, shard, shard_objects(cold, shard), stores.directory(root, shard))
         except psycopg.errors.UndefinedTable:
-            raise StorageError("There is no cluster in the database of cluster.postgres_url.") from None
+            raise StorageError(
+                "There is no cluster in the database of cluster.postgres_url; check the setting, or start a node first."
+            ) from None
         except psycopg.Error as error:
             raise StorageError(f"The database of cluster.postgres_url cannot be used: {error}") from error
         write_worker_stores(root, stores)

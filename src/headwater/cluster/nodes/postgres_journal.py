@@ -170,7 +170,7 @@ class PostgresJournal:
     def _position(self) -> tuple[int, int]:
         row = self._connected().execute("SELECT epoch, seq FROM headwater.shard WHERE id = %s", [self.shard]).fetchone()
         if row is None:
-            raise WriteFailedError(f"Postgres does not know shard {self.shard}.")
+            raise WriteFailedError(f"Postgres does not know shard {self.shard}; check cluster.postgres_url.")
         return int(str(row[0])), int(str(row[1]))
 
     def _connected(self) -> Connection:

@@ -74,7 +74,7 @@ class StandbyJournal:
             self.close()
             return None
         if row is None:
-            raise StorageError(f"Postgres does not know shard {self.shard}.")
+            raise StorageError(f"Postgres does not know shard {self.shard}; check cluster.postgres_url.")
         epoch, last_lsn, previous_lsn = row
         self.replicated_lsn = self._replicated(epoch, last_lsn, previous_lsn or 0)
         return int(last_lsn)

@@ -133,7 +133,8 @@ class BatchEncoder:
             total += length
             if total > BODY_MAX_BYTES:
                 raise BatchTooLargeError(
-                    f"A batch of more than {BODY_MAX_BYTES} bytes does not fit into a frame of the journal."
+                    f"A batch of more than {BODY_MAX_BYTES} bytes does not fit into a frame of the journal; send"
+                    " less at once."
                 )
             if removed:
                 all_removed += removed

@@ -121,9 +121,12 @@ def _check_target(target: Path, *, replace: bool) -> None:
         return
     if unknown_names or not is_store:
         listed = ", ".join((unknown_names or present)[:3])
-        raise StorageError(f"{target} is not empty and not a Headwater data directory: it contains {listed}.")
+        raise StorageError(
+            f"{target} is not empty and not a Headwater data directory: it contains {listed}. Choose an empty"
+            " directory."
+        )
     if not replace:
-        raise StoreExistsError(f"{target} already has a store.")
+        raise StoreExistsError(f"{target} already has a store. Choose another directory.")
 
 
 def _move_in(filesystem: RealFilesystem, unfinished: Path, target: Path) -> None:

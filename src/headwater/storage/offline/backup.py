@@ -137,12 +137,12 @@ def _listed_file(source: Path, file: BackupFile) -> Iterator[Path]:
     try:
         yield path
     except FileNotFoundError:
-        raise StorageError(f"{path} is missing from the backup.") from None
+        raise StorageError(f"{path} is missing from the backup. Use another backup.") from None
 
 
 def _check_same(path: Path, file: BackupFile, size: int, digest: str) -> None:
     if size != file.size or digest != file.sha256:
-        raise StorageError(f"{path} differs from what was backed up: its checksum does not match.")
+        raise StorageError(f"{path} differs from what was backed up: its checksum does not match. Use another backup.")
 
 
 def _make_directories(filesystem: RealFilesystem, unfinished: Path, path: Path) -> None:
@@ -159,7 +159,7 @@ def _check_apart(source: Path, target: Path) -> None:
 def _inside(text: str) -> Path:
     path = Path(text)
     if path.is_absolute() or ".." in path.parts:
-        raise StorageError(f"The backup lists {text!r}, which is outside the backup.")
+        raise StorageError(f"The backup lists {text!r}, which is outside the backup. Use another backup.")
     return path
 
 

@@ -25,7 +25,10 @@ def family_of(directory: Path, mode: str | None = None) -> str:
     directory = store_directories(directory)[0]
     found = read_format(filesystem, directory)
     if found.family not in TOOLS:
-        raise StorageError(f"Data directory {directory} was written by an unknown storage mode ({found.family!r}).")
+        raise StorageError(
+            f"Data directory {directory} was written by an unknown storage mode ({found.family!r}). Use the"
+            " version that wrote it."
+        )
     if mode is not None and FAMILY_OF_MODE[mode] != found.family:
         # Raises the same error as a server start.
         open_directory(filesystem, directory, FAMILY_OF_MODE[mode], create=False).close()

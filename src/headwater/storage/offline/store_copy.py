@@ -32,7 +32,7 @@ def copy_between(
     for directory in sources:
         family_of(directory, source_mode)
     if source.resolve() == target.resolve():
-        raise StorageError(f"{source} cannot be copied onto itself.")
+        raise StorageError(f"{source} cannot be copied onto itself; name another target.")
     with atomic_install(target) as unfinished:
         copied = divide(sources, [unfinished], target_mode, all_in_one, shard_count=shard_count, map_bytes=map_bytes)
         set_shards(RealFilesystem(), unfinished, shards or shards_of(source) or 1)
@@ -48,7 +48,8 @@ def join(sources: Sequence[Path], target: Path, *, shard_count: int, map_bytes: 
     families = {read_format(filesystem, source).family for source in sources}
     if len(families) > 1:
         raise StorageError(
-            f"The stores are of different families ({', '.join(sorted(families))}) and cannot be joined."
+            f"The stores are of different families ({', '.join(sorted(families))}) and cannot be joined; copy"
+            " them to one mode first."
         )
     mode = {family: mode for mode, family in FAMILY_OF_MODE.items()}[families.pop()]
     with atomic_install(target, replace=True) as unfinished:

@@ -185,14 +185,17 @@ def _check_ownership(objects: Objects, claimed: ClaimedPrefix, filesystem: Files
     if head is None:
         raise StorageError(
             f"The packs of {directory} are in {mark.url}, and {objects.url} has no HEAD object: it is another place, or"
-            " its objects were deleted."
+            " its objects were deleted. Set storage.cold to the place of the packs."
         )
     if head.store != mark.store:
-        raise StorageError(f"{objects.url} belongs to another data directory than {directory}.")
+        raise StorageError(
+            f"{objects.url} belongs to another data directory than {directory}; check storage.cold and"
+            " storage.data_dir."
+        )
     if head.epoch > mark.epoch:
         raise StorageError(
             f"{objects.url} was taken over by a server with another data directory. {directory} is out of date: what"
-            " was written there since then is not in it."
+            " was written there since then is not in it. Start with the other directory."
         )
 
 

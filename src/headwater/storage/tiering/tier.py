@@ -154,7 +154,7 @@ class Tier:
         if state.lsn < self._stored_lsn:
             raise StorageError(
                 f"The manifest of {self._directory} ends at record {state.lsn}, and the one in the object store at"
-                f" {self._stored_lsn}: this is an older copy of the data directory."
+                f" {self._stored_lsn}: this is an older copy of the data directory. Start with the newest one."
             )
         self._uploader.saved(state)
         self._uploader.start(written_lsn)
