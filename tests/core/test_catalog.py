@@ -92,11 +92,11 @@ def test_a_close_without_a_producer_has_no_closer() -> None:
     assert (catalog.by_id[1].closed, catalog.by_id[1].closed_by) == (True, None)
 
 
-@pytest.mark.parametrize(("index", "position"), [(0, 0), (1, 2), (2, 3), (1, 4)])
-def test_append_record_that_is_not_at_the_tail_raises(index: int, position: int) -> None:
+@pytest.mark.parametrize(("message_index", "byte_position"), [(0, 0), (1, 2), (2, 3), (1, 4)])
+def test_append_record_that_is_not_at_the_tail_raises(message_index: int, byte_position: int) -> None:
     catalog = catalog_of(create(1, "a", b"abc"))
     with pytest.raises(AssertionError):
-        catalog.apply(Append(1, T0, index, position, b"x", (1,)))
+        catalog.apply(Append(1, T0, message_index, byte_position, b"x", (1,)))
     assert catalog.by_id[1].tail == Offset(1, 3)
 
 

@@ -63,8 +63,8 @@ def test_tokens_sort_like_their_positions(a: Offset, b: Offset) -> None:
 
 
 @given(parts, parts)
-def test_later_position_has_a_greater_token(index: int, position: int) -> None:
-    here = Offset(index // 2, position // 2)
+def test_later_position_has_a_greater_token(message_index: int, byte_position: int) -> None:
+    here = Offset(message_index // 2, byte_position // 2)
     assert str(here) < str(Offset(here.message_index + 1, here.byte_position + 1))
 
 
@@ -109,7 +109,7 @@ def test_only_the_canonical_form_of_a_token_parses(text: str) -> None:
 
 
 @given(parts, parts, parts)
-def test_native_token_is_the_formatted_one(index: int, position: int, incarnation: int) -> None:
-    expected = format_token(index, position, incarnation).encode()
-    assert native.offset_token(index, position, incarnation) == expected
-    assert native.pure_offset_token(index, position, incarnation) == expected
+def test_native_token_is_the_formatted_one(message_index: int, byte_position: int, incarnation: int) -> None:
+    expected = format_token(message_index, byte_position, incarnation).encode()
+    assert native.offset_token(message_index, byte_position, incarnation) == expected
+    assert native.pure_offset_token(message_index, byte_position, incarnation) == expected

@@ -28,9 +28,9 @@ def test_mark_never_covers_a_message_received_later(gaps: list[int], until: int)
         assert len(marks.saved().marks) <= MARKS_MAX
     found = marks.last_until(T0 + until)
     if found is not None:
-        index, position = found
-        assert position == index * 10
-        assert all(at <= T0 + until for at in times[:index])
+        message_index, byte_position = found
+        assert byte_position == message_index * 10
+        assert all(at <= T0 + until for at in times[:message_index])
 
 
 def test_marks_separate_messages_that_are_far_apart() -> None:

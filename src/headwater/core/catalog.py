@@ -199,8 +199,8 @@ class Catalog(Generic[StreamT]):
 
     def _create(self, record: Create) -> None:
         fork = record.fork
-        index = (fork.message_index if fork is not None else 0) + len(record.lengths)
-        position = (fork.byte_position if fork is not None else 0) + len(record.payload)
+        message_index = (fork.message_index if fork is not None else 0) + len(record.lengths)
+        byte_position = (fork.byte_position if fork is not None else 0) + len(record.payload)
         self._install(
             Image(
                 record.id,
@@ -209,8 +209,8 @@ class Catalog(Generic[StreamT]):
                 record.content_type,
                 record.ttl_secs,
                 record.expires_at_ms,
-                index,
-                position,
+                message_index,
+                byte_position,
                 record.at_ms,
                 record.at_ms,
                 record.closed,

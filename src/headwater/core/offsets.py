@@ -21,7 +21,7 @@ _TOKEN: Final = re.compile(r"([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?",
 
 
 class Offset(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A position in a stream: ``message_index`` messages and ``byte_position`` stored bytes are before it."""
+    """A boundary in a stream: ``message_index`` messages and ``byte_position`` stored bytes are before it."""
 
     message_index: int
     byte_position: int
@@ -45,15 +45,16 @@ def parse_token(text: str) -> OffsetToken | None:
     found = _TOKEN.fullmatch(text)
     if found is None:
         return None
-    index, position, incarnation = found.groups()
+    message_index, byte_position, incarnation = found.groups()
     return OffsetToken(
-        Offset(int(index, 16), int(position, 16)), int(incarnation, 16) if incarnation is not None else None
+        Offset(int(message_index, 16), int(byte_position, 16)),
+        int(incarnation, 16) if incarnation is not None else None,
     )
 
 
-def format_token(index: int, position: int, incarnation: int) -> str:
+def format_token(message_index: int, byte_position: int, incarnation: int) -> str:
     """The token of an offset in an incarnation."""
-    return f"{index:016x}_{position:016x}_{incarnation:016x}"
+    return f"{message_index:016x}_{byte_position:016x}_{incarnation:016x}"
 
 
 def same_offset(one: str | None, other: str | None) -> bool:

@@ -35,7 +35,8 @@ _NUMBER_MAX: Final = 2**53 - 1
 
 
 class AgeMarks:
-    """Each mark is (milliseconds, index, position): messages before it were appended at that time or earlier."""
+    """Each mark is (milliseconds, message_index, byte_position): messages before it were appended at that time or
+    earlier."""
 
     __slots__ = ("_marks", "_step_ms")
 
@@ -43,28 +44,28 @@ class AgeMarks:
         self._step_ms = index.step_ms
         self._marks = list(index.marks)
 
-    def note(self, now_ms: int, written_ms: int, index: int, position: int) -> None:
-        """Record an append at (index, position); the messages before it were complete at `written_ms`."""
+    def note(self, now_ms: int, written_ms: int, message_index: int, byte_position: int) -> None:
+        """Record an append at (message_index, byte_position); the messages before it were complete at `written_ms`."""
         marks = self._marks
         if marks:
             if now_ms - marks[-1][0] < self._step_ms:
                 return
-        elif not index:
+        elif not message_index:
             return
-        marks.append((written_ms, index, position))
+        marks.append((written_ms, message_index, byte_position))
         if len(marks) > MARKS_MAX:
             # Without a mark, these messages are covered by the next one.
             del marks[::2]
             self._step_ms *= 2
 
     def last_until(self, at_ms: int) -> tuple[int, int] | None:
-        """Index and position of the last mark that was made at `at_ms` or before."""
+        """Message index and byte position of the last mark that was made at `at_ms` or before."""
         at = bisect_right(self._marks, at_ms, key=_time_of)
         return self._marks[at - 1][1:] if at else None
 
-    def forget(self, index: int) -> None:
-        """Remove marks at `index` or before."""
-        del self._marks[: bisect_right(self._marks, index, key=_index_of)]
+    def forget(self, message_index: int) -> None:
+        """Remove marks at `message_index` or before."""
+        del self._marks[: bisect_right(self._marks, message_index, key=_index_of)]
 
     def saved(self) -> AgeIndex:
         return AgeIndex(self._step_ms, tuple(self._marks))
