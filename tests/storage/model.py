@@ -107,8 +107,8 @@ class Model:
         elif isinstance(record, Retain):
             stream = self.streams[record.id]
             while stream.start[0] < record.message_index:
-                index, position = stream.start
-                stream.start = (index + 1, position + len(stream.messages.pop(0)))
+                message_index, byte_position = stream.start
+                stream.start = (message_index + 1, byte_position + len(stream.messages.pop(0)))
                 del stream.times_ms[0]
             assert stream.start == (record.message_index, record.byte_position)
         elif isinstance(record, Document):
@@ -131,13 +131,13 @@ def read_messages(storage: Storage, stream_id: int, start: tuple[int, int], end:
     data = b"".join(storage.read(stream_id, start[1], end[1]))
     assert len(data) == end[1] - start[1], f"{len(data)} bytes instead of {end[1] - start[1]}"
     messages = []
-    position = start[1]
-    for index in range(start[0] + 1, end[0] + 1):
-        boundary = storage.boundary(stream_id, index)
-        assert boundary is not None, f"message {index} of {stream_id:x} has no end"
-        messages.append(data[position - start[1] : boundary - start[1]])
-        position = boundary
-    assert position == end[1]
+    byte_position = start[1]
+    for message_index in range(start[0] + 1, end[0] + 1):
+        boundary = storage.boundary(stream_id, message_index)
+        assert boundary is not None, f"message {message_index} of {stream_id:x} has no end"
+        messages.append(data[byte_position - start[1] : boundary - start[1]])
+        byte_position = boundary
+    assert byte_position == end[1]
     assert storage.boundary(stream_id, end[0] + 1) is None
     return messages
 
@@ -147,14 +147,14 @@ def expanded(runs: Sequence[TimeRun]) -> list[int]:
     return [run.at_ms for run in runs for _ in range(run.messages)]
 
 
-def read_times(storage: Storage, stream_id: int, index: int, end_index: int) -> list[int]:
+def read_times(storage: Storage, stream_id: int, message_index: int, end_index: int) -> list[int]:
     """Read the time of each message of a stream, and check that the lookup by time agrees."""
-    times = expanded(storage.arrivals(stream_id, index, end_index))
+    times = expanded(storage.arrivals(stream_id, message_index, end_index))
     assert times == sorted(times)
     for at_ms in {*times[::7], *times[-1:]}:
-        first = index + times.index(at_ms)
+        first = message_index + times.index(at_ms)
         found = storage.first_since(stream_id, at_ms)
-        assert found == first or found <= first == index, f"{found} instead of {first}"
+        assert found == first or found <= first == message_index, f"{found} instead of {first}"
     if times:
         assert storage.first_since(stream_id, times[-1] + 1) == end_index
     return times

@@ -141,9 +141,9 @@ class SimulatedProcess:
         request = CreateRequest(name, content_type, ttl, None, False, body)
         return self._decide(decide_create(request, self.random.getrandbits(63) | 1, self._now()))
 
-    def fork(self, name: str, source_name: str, index: int, position: int) -> int:
+    def fork(self, name: str, source_name: str, message_index: int, byte_position: int) -> int:
         source = self.catalog.by_name[source_name]
-        point = ForkPoint(source.id, source.name, index, position)
+        point = ForkPoint(source.id, source.name, message_index, byte_position)
         return self._decide(Create(self.random.getrandbits(63) | 1, name, self._now(), source.type.header, fork=point))
 
     def append(
@@ -167,8 +167,8 @@ class SimulatedProcess:
     def touch(self, name: str) -> None:
         self._decide(Touch(self.catalog.by_name[name].id, self._now()))
 
-    def retain(self, name: str, index: int, position: int) -> None:
-        self._decide(Retain(self.catalog.by_name[name].id, self._now(), index, position))
+    def retain(self, name: str, message_index: int, byte_position: int) -> None:
+        self._decide(Retain(self.catalog.by_name[name].id, self._now(), message_index, byte_position))
 
     def document(self, key: str, value: bytes | None) -> None:
         record = Document(key, value)
@@ -487,9 +487,9 @@ class Simulation:
         if known is None or stream.deleted or stream.retained_index > known.start[0]:
             return
         drop = self.random.randint(0, len(known.messages))
-        index, position = known.start
+        message_index, byte_position = known.start
         if drop:
-            process.retain(stream.name, index + drop, position + sum(map(len, known.messages[:drop])))
+            process.retain(stream.name, message_index + drop, byte_position + sum(map(len, known.messages[:drop])))
 
     def _body(self) -> bytes:
         size = self.random.choice((1, 20, 100, 100, 300, 700, 2500))

@@ -184,7 +184,7 @@ def swapped(runs: Iterable[StoredRun]) -> Iterable[StoredRun]:
         data = bytearray(b"".join(run.pieces))
         first = data[0]
         data[0] = data[-1] ^ first ^ 1
-        yield StoredRun(run.index, run.position, [bytes(data)], run.lengths, run.times)
+        yield StoredRun(run.message_index, run.byte_position, [bytes(data)], run.lengths, run.times)
 
 
 @pytest.mark.parametrize("sink", [PackBulkLoad, ShardBulkLoad])

@@ -22,7 +22,7 @@ def test_reads_cuts_and_drops_match_the_plain_bytes(seed: int, monkeypatch: pyte
     for _ in range(300):
         lengths = [random.choice((1, 7, 90, 639, 640, 2_000, 5_000)) for _ in range(random.choice((1, 1, 1, 4)))]
         payload = random.randbytes(sum(lengths))
-        kept = tail.read(tail.position, tail.end_position) if random.random() < 0.1 else []
+        kept = tail.read(tail.byte_position, tail.end_position) if random.random() < 0.1 else []
         before = b"".join(kept)
         at_ms += random.choice((0, 0, 1, 5, -3))
         latest = max(latest, at_ms) if tail.ends else at_ms
@@ -33,9 +33,9 @@ def test_reads_cuts_and_drops_match_the_plain_bytes(seed: int, monkeypatch: pyte
             ends.append(ends[-1] + length)
             times.append(latest)
         if random.random() < 0.1:
-            tail.drop(random.randrange(tail.index, tail.end_index + 1))
-        assert (tail.end_position, tail.size) == (ends[-1], ends[-1] - tail.position)
-        start = random.randrange(tail.index, tail.end_index + 1)
+            tail.drop(random.randrange(tail.message_index, tail.end_index + 1))
+        assert (tail.end_position, tail.size) == (ends[-1], ends[-1] - tail.byte_position)
+        start = random.randrange(tail.message_index, tail.end_index + 1)
         end = random.randrange(start, tail.end_index + 1)
         first, last = ends[start - 5], ends[end - 5]
         assert tail.boundary(start) == first
@@ -43,7 +43,7 @@ def test_reads_cuts_and_drops_match_the_plain_bytes(seed: int, monkeypatch: pyte
         arrivals = [run.at_ms for run in tail.arrivals(start, end) for _ in range(run.messages)]
         assert arrivals == times[start:end], "times never decrease, even if the clock is set back"
         since = random.randint(90, latest + 10)
-        later = (index for index in range(tail.index, tail.end_index) if times[index] >= since)
+        later = (at for at in range(tail.message_index, tail.end_index) if times[at] >= since)
         assert tail.first_since(since) == next(later, tail.end_index)
         assert tail.lengths(start, end) == [ends[at + 1 - 5] - ends[at - 5] for at in range(start, end)]
 

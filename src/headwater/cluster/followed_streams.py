@@ -59,8 +59,11 @@ class KeptTails(MemoryStorage):
         """Keep only the last part of a stream; return where it begins."""
         tail = self._tails[stream_id]
         if tail.size > KEPT_BYTES:
-            self.trim(stream_id, *tail.cut(tail.index, tail.position, tail.end_index, tail.size - KEPT_BYTES // 2))
-        return tail.index, tail.position
+            self.trim(
+                stream_id,
+                *tail.cut(tail.message_index, tail.byte_position, tail.end_index, tail.size - KEPT_BYTES // 2),
+            )
+        return tail.message_index, tail.byte_position
 
 
 class FollowedStream:

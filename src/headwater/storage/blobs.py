@@ -56,7 +56,7 @@ class Blob(Protocol):
 
     size: int
 
-    def read(self, position: int, end_position: int) -> bytes:
+    def read(self, byte_position: int, end_position: int) -> bytes:
         """Return exactly these bytes; raises `CorruptError` if their checksum is wrong."""
 
     def close(self) -> None: ...
@@ -128,13 +128,13 @@ class _MemoryBlob:
         self._pages = pages
         self.size = (len(pages) - 1) * PAGE_BYTES + len(pages[-1])
 
-    def read(self, position: int, end_position: int) -> bytes:
-        first, last = position // PAGE_BYTES, max(position, end_position - 1) // PAGE_BYTES
-        start = position - first * PAGE_BYTES
+    def read(self, byte_position: int, end_position: int) -> bytes:
+        first, last = byte_position // PAGE_BYTES, max(byte_position, end_position - 1) // PAGE_BYTES
+        start = byte_position - first * PAGE_BYTES
         if first == last:
-            return self._pages[first][start : start + end_position - position]
+            return self._pages[first][start : start + end_position - byte_position]
         data = b"".join(self._pages[first : last + 1])
-        return data[start : start + end_position - position]
+        return data[start : start + end_position - byte_position]
 
     def close(self) -> None:
         """Nothing to close."""
@@ -247,8 +247,8 @@ class _FileBlob:
             mapped.close()
             raise
 
-    def read(self, position: int, end_position: int) -> bytes:
-        first = position // PAGE_BYTES
+    def read(self, byte_position: int, end_position: int) -> bytes:
+        first = byte_position // PAGE_BYTES
         start = first * PAGE_BYTES
         pages = []
         for number in range(first, (end_position + PAGE_BYTES - 1) // PAGE_BYTES):
@@ -260,9 +260,9 @@ class _FileBlob:
         # The disk can fetch what is likely to be read next while this is sent.
         self._mapped.will_need(end_position, AHEAD_BYTES)
         data = pages[0] if len(pages) == 1 else b"".join(pages)
-        if position == start and end_position - start == len(data):
+        if byte_position == start and end_position - start == len(data):
             return data
-        return data[position - start : end_position - start]
+        return data[byte_position - start : end_position - start]
 
     def close(self) -> None:
         self._mapped.close()

@@ -20,12 +20,12 @@ _unpack = EXTENT.unpack_from
 
 
 class Extent(NamedTuple):
-    """Messages from `first_index`, bytes from `position` of a stream, stored at `offset` of a pack."""
+    """Messages from `first_index`, bytes from `byte_position` of a stream, stored at `offset` of a pack."""
 
     pack: int
     offset: int
     first_index: int
-    position: int
+    byte_position: int
     messages: int
     length: int
 
@@ -35,7 +35,7 @@ class Extent(NamedTuple):
 
     @property
     def end_position(self) -> int:
-        return self.position + self.length
+        return self.byte_position + self.length
 
 
 def join(extents: Iterable[Extent]) -> bytes:
@@ -58,14 +58,14 @@ def last(blob: bytes) -> Extent:
     return Extent._make(_unpack(blob, len(blob) - EXTENT.size))
 
 
-def find_index(blob: bytes, index: int) -> int:
-    """The number of the extent that contains message `index`: the last one that begins at or before it."""
-    return _find(blob, index, 0)
+def find_message_index(blob: bytes, message_index: int) -> int:
+    """The number of the extent that contains message `message_index`: the last one that begins at or before it."""
+    return _find(blob, message_index, 0)
 
 
-def find_position(blob: bytes, position: int) -> int:
-    """The number of the extent that contains the byte at `position`."""
-    return _find(blob, position, 1)
+def find_byte_position(blob: bytes, byte_position: int) -> int:
+    """The number of the extent that contains the byte at `byte_position`."""
+    return _find(blob, byte_position, 1)
 
 
 def _find(blob: bytes, wanted: int, field: int) -> int:
@@ -79,38 +79,38 @@ def _find(blob: bytes, wanted: int, field: int) -> int:
     return low
 
 
-def after(blob: bytes, position: int) -> bytes:
-    """Remove the extents that end at or before `position`."""
-    if not blob or position < at(blob, 0).end_position:
+def after(blob: bytes, byte_position: int) -> bytes:
+    """Remove the extents that end at or before `byte_position`."""
+    if not blob or byte_position < at(blob, 0).end_position:
         return blob
-    number = find_position(blob, position)
-    # The last one may end before the position, when all of them do.
-    return blob[(number + (at(blob, number).end_position <= position)) * EXTENT.size :]
+    number = find_byte_position(blob, byte_position)
+    # The last one may end before that byte position, when all of them do.
+    return blob[(number + (at(blob, number).end_position <= byte_position)) * EXTENT.size :]
 
 
-def is_chain(blob: bytes, index: int, position: int, end_index: int, end_position: int) -> bool:
+def is_chain(blob: bytes, message_index: int, byte_position: int, end_index: int, end_position: int) -> bool:
     """Whether the extents follow each other without a gap from the given beginning to the given end."""
     for _, _, first_index, first_position, messages, length in EXTENT.iter_unpack(blob):
-        if first_index != index or first_position != position:
+        if first_index != message_index or first_position != byte_position:
             return False
-        index += messages
-        position += length
-    return index == end_index and position == end_position
+        message_index += messages
+        byte_position += length
+    return message_index == end_index and byte_position == end_position
 
 
 def chain(found: Iterable[Extent], end_index: int, end_position: int) -> bytes:
     """The extents that follow each other without a gap up to the given end."""
     linked: list[Extent] = []
-    for extent in sorted(found, key=lambda extent: extent.position, reverse=True):
+    for extent in sorted(found, key=lambda extent: extent.byte_position, reverse=True):
         if (extent.end_index, extent.end_position) == (end_index, end_position):
             linked.append(extent)
-            end_index, end_position = extent.first_index, extent.position
+            end_index, end_position = extent.first_index, extent.byte_position
     return join(reversed(linked))
 
 
 def merge(blob: bytes, merged: Extent) -> bytes:
     """Replace the extents that `merged` was made from, as far as they still exist."""
-    inside = [merged.position <= extent.position < merged.end_position for extent in split(blob)]
+    inside = [merged.byte_position <= extent.byte_position < merged.end_position for extent in split(blob)]
     if True not in inside:
         return blob
     first = inside.index(True)

@@ -11,9 +11,9 @@ The engine drives every mode in the same way and order:
 4. `maintain(image_of)`: on the event loop, after each publish and about once a second: run checkpoints and other
    maintenance. It must return at once; long work runs on the store's worker, in small steps.
 
-Reads happen on the event loop between publishes, and see only published data. Positions are absolute: the first
-byte of a fork's own data has the position of its fork point. A storage mode knows one incarnation at a time; the
-engine knows how forks share bytes.
+Reads happen on the event loop between publishes, and see only published data. A `message_index` counts messages, a
+`byte_position` stored bytes; both are absolute: the first byte of a fork's own data has the byte position of its fork
+point. A storage mode knows one incarnation at a time; the engine knows how forks share bytes.
 """
 
 from __future__ import annotations
@@ -100,18 +100,20 @@ class Storage(Protocol):
 
     def publish(self, batch: Sequence[Committed]) -> None: ...
 
-    def boundary(self, stream_id: int, index: int) -> int | None:
-        """Position after `index` messages; None outside the incarnation's own data (base excluded)."""
+    def boundary(self, stream_id: int, message_index: int) -> int | None:
+        """Byte position after `message_index` messages; None outside the incarnation's own data (base excluded)."""
 
-    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        """The last boundary within `max_bytes` of (index, position), at least one message further, at most
+    def cut(
+        self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
+    ) -> tuple[int, int]:
+        """The last boundary within `max_bytes` of (message_index, byte_position), at least one message further, at most
         `end_index`."""
 
-    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
-        """The lengths of the messages from `index` to `end_index`."""
+    def lengths(self, stream_id: int, message_index: int, end_index: int) -> Sequence[int]:
+        """The lengths of the messages from `message_index` to `end_index`."""
 
-    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
-        """The arrival times of the messages from `index` to `end_index`."""
+    def arrivals(self, stream_id: int, message_index: int, end_index: int) -> Sequence[TimeRun]:
+        """The arrival times of the messages from `message_index` to `end_index`."""
 
     def first_since(self, stream_id: int, at_ms: int) -> int:
         """The index of the first message that arrived at `at_ms` or later; the end of the stream if there is none.
@@ -119,10 +121,10 @@ class Storage(Protocol):
         Messages of unknown time count as earlier than all others.
         """
 
-    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
-        """The bytes from `position` to `end_position`, in order, in the pieces in which they are stored."""
+    def read(self, stream_id: int, byte_position: int, end_position: int) -> Sequence[bytes | memoryview]:
+        """The bytes from `byte_position` to `end_position`, in order, in the pieces in which they are stored."""
 
-    def trim(self, stream_id: int, index: int, position: int) -> None:
+    def trim(self, stream_id: int, message_index: int, byte_position: int) -> None:
         """Free the bytes before this boundary, which are no longer read: in memory now, on disk soon.
 
         The boundary itself can still be resolved. It is within the published data, and never moves back. Nothing has

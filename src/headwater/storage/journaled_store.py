@@ -189,13 +189,13 @@ class JournaledStorage:
                     self._remove(stream_id, unsaved.lsn)
             unsaved.lsn += 1
 
-    def trim(self, stream_id: int, index: int, position: int) -> None:
+    def trim(self, stream_id: int, message_index: int, byte_position: int) -> None:
         stored = self._streams[stream_id]
-        if index > stored.base_index:
+        if message_index > stored.base_index:
             unsaved = self._unsaved
-            self._payload_bytes -= position - stored.base_position
+            self._payload_bytes -= byte_position - stored.base_position
             unsaved.bytes -= stored.unsaved_memory
-            stored.trim(self._cold, stream_id, index, position)
+            stored.trim(self._cold, stream_id, message_index, byte_position)
             unsaved.bytes += stored.unsaved_memory
 
     def maintain(self, image_of: ImageOf) -> None:
@@ -241,40 +241,42 @@ class JournaledStorage:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def boundary(self, stream_id: int, index: int) -> int | None:
+    def boundary(self, stream_id: int, message_index: int) -> int | None:
         stored = self._streams[stream_id]
         tail = stored.tail
-        if tail is not None and index >= tail.index:
-            return tail.boundary(index)
-        return self._read_cold(stream_id, lambda: stored.boundary(self._cold, stream_id, index))
+        if tail is not None and message_index >= tail.message_index:
+            return tail.boundary(message_index)
+        return self._read_cold(stream_id, lambda: stored.boundary(self._cold, stream_id, message_index))
 
-    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+    def cut(
+        self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
+    ) -> tuple[int, int]:
         stored = self._streams[stream_id]
         tail = stored.tail
-        if tail is not None and index >= tail.index:
-            return tail.cut(index, position, end_index, max_bytes)
+        if tail is not None and message_index >= tail.message_index:
+            return tail.cut(message_index, byte_position, end_index, max_bytes)
         return self._read_cold(
-            stream_id, lambda: stored.cut(self._cold, stream_id, index, position, end_index, max_bytes)
+            stream_id, lambda: stored.cut(self._cold, stream_id, message_index, byte_position, end_index, max_bytes)
         )
 
-    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
+    def lengths(self, stream_id: int, message_index: int, end_index: int) -> Sequence[int]:
         stored = self._streams[stream_id]
-        return self._read_cold(stream_id, lambda: stored.lengths(self._cold, stream_id, index, end_index))
+        return self._read_cold(stream_id, lambda: stored.lengths(self._cold, stream_id, message_index, end_index))
 
-    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
+    def arrivals(self, stream_id: int, message_index: int, end_index: int) -> Sequence[TimeRun]:
         stored = self._streams[stream_id]
-        return self._read_cold(stream_id, lambda: stored.arrivals(self._cold, stream_id, index, end_index))
+        return self._read_cold(stream_id, lambda: stored.arrivals(self._cold, stream_id, message_index, end_index))
 
     def first_since(self, stream_id: int, at_ms: int) -> int:
         stored = self._streams[stream_id]
         return self._read_cold(stream_id, lambda: stored.first_since(self._cold, stream_id, at_ms))
 
-    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
+    def read(self, stream_id: int, byte_position: int, end_position: int) -> Sequence[bytes | memoryview]:
         stored = self._streams[stream_id]
         tail = stored.tail
-        if tail is not None and position >= tail.position:
-            return tail.read(position, end_position)
-        return self._read_cold(stream_id, lambda: stored.read(self._cold, stream_id, position, end_position))
+        if tail is not None and byte_position >= tail.byte_position:
+            return tail.read(byte_position, end_position)
+        return self._read_cold(stream_id, lambda: stored.read(self._cold, stream_id, byte_position, end_position))
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
@@ -321,7 +323,7 @@ class JournaledStorage:
             return read()
         except DamagedRangeError as damage:
             name = self._cold.name_of(stream_id)
-            raise CorruptError(f"{name} is damaged at position {damage.position}: {damage}") from damage
+            raise CorruptError(f"{name} is damaged at position {damage.byte_position}: {damage}") from damage
 
     def _free(self) -> int:
         now = self._clock()

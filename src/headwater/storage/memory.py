@@ -45,29 +45,31 @@ class MemoryStorage:
         self._tails[stream_id].extend(payload, lengths, at_ms)
         self._bytes += len(payload)
 
-    def boundary(self, stream_id: int, index: int) -> int | None:
-        return self._tails[stream_id].boundary(index)
+    def boundary(self, stream_id: int, message_index: int) -> int | None:
+        return self._tails[stream_id].boundary(message_index)
 
-    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        return self._tails[stream_id].cut(index, position, end_index, max_bytes)
+    def cut(
+        self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
+    ) -> tuple[int, int]:
+        return self._tails[stream_id].cut(message_index, byte_position, end_index, max_bytes)
 
-    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
-        return self._tails[stream_id].lengths(index, end_index)
+    def lengths(self, stream_id: int, message_index: int, end_index: int) -> Sequence[int]:
+        return self._tails[stream_id].lengths(message_index, end_index)
 
-    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
-        return self._tails[stream_id].arrivals(index, end_index)
+    def arrivals(self, stream_id: int, message_index: int, end_index: int) -> Sequence[TimeRun]:
+        return self._tails[stream_id].arrivals(message_index, end_index)
 
     def first_since(self, stream_id: int, at_ms: int) -> int:
         return self._tails[stream_id].first_since(at_ms)
 
-    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
-        return self._tails[stream_id].read(position, end_position)
+    def read(self, stream_id: int, byte_position: int, end_position: int) -> Sequence[bytes | memoryview]:
+        return self._tails[stream_id].read(byte_position, end_position)
 
-    def trim(self, stream_id: int, index: int, position: int) -> None:
+    def trim(self, stream_id: int, message_index: int, byte_position: int) -> None:
         tail = self._tails[stream_id]
-        self._bytes -= position - tail.position
-        tail.drop(index)
-        assert tail.position == position, "a stream is trimmed at a boundary"
+        self._bytes -= byte_position - tail.byte_position
+        tail.drop(message_index)
+        assert tail.byte_position == byte_position, "a stream is trimmed at a boundary"
 
     def maintain(self, image_of: ImageOf) -> None:
         """Nothing to maintain."""

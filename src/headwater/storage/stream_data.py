@@ -32,17 +32,17 @@ class Run(Protocol):
     @property
     def end_position(self) -> int: ...
 
-    def boundary(self, index: int) -> int | None: ...
+    def boundary(self, message_index: int) -> int | None: ...
 
-    def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]: ...
+    def cut(self, message_index: int, byte_position: int, end_index: int, max_bytes: int) -> tuple[int, int]: ...
 
-    def lengths(self, index: int, end_index: int) -> list[int]: ...
+    def lengths(self, message_index: int, end_index: int) -> list[int]: ...
 
-    def arrivals(self, index: int, end_index: int) -> list[TimeRun]: ...
+    def arrivals(self, message_index: int, end_index: int) -> list[TimeRun]: ...
 
     def first_since(self, at_ms: int) -> int: ...
 
-    def read(self, position: int, end_position: int) -> Sequence[bytes | memoryview]: ...
+    def read(self, byte_position: int, end_position: int) -> Sequence[bytes | memoryview]: ...
 
 
 class ColdRuns(Protocol):
@@ -51,16 +51,16 @@ class ColdRuns(Protocol):
     def run(self, stream_id: int, extent: Extent) -> Run:
         """Open an extent for reading. Raises OSError or `CorruptError` if it cannot be opened."""
 
-    def release(self, stream_id: int, blob: bytes, position: int) -> None:
-        """Note that these extents, and all bytes of the stream before `position`, are no longer used."""
+    def release(self, stream_id: int, blob: bytes, byte_position: int) -> None:
+        """Note that these extents, and all bytes of the stream before `byte_position`, are no longer used."""
 
 
 class DamagedRangeError(Exception):
-    """Bytes of a stream cannot be served. `position` is the first that may be affected."""
+    """Bytes of a stream cannot be served. `byte_position` is the first that may be affected."""
 
-    def __init__(self, position: int, what: str) -> None:
+    def __init__(self, byte_position: int, what: str) -> None:
         super().__init__(what)
-        self.position = position
+        self.byte_position = byte_position
 
 
 class StreamData:
@@ -80,7 +80,7 @@ class StreamData:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Index and position after the last message."""
+        """Message index and byte position after the last message."""
         tail = self.tail or self.frozen
         if tail is not None:
             return tail.end_index, tail.end_position
@@ -110,16 +110,18 @@ class StreamData:
         if self.tail is None or not self.extents:
             return None
         end_index = extents.last(self.extents).end_index
-        return end_index if end_index > self.tail.index else None
+        return end_index if end_index > self.tail.message_index else None
 
     def drop_cached(self, min_bytes: int | None = None) -> None:
         """Free the part of the tail that is also in the cold store: all of it, or the oldest `min_bytes`."""
-        index, tail = self.cached_index, self.tail
-        if index is None or tail is None:
+        message_index, tail = self.cached_index, self.tail
+        if message_index is None or tail is None:
             return
         if min_bytes is not None:
-            index = min(index, tail.index + bisect_left(tail.ends, tail.position + min_bytes) + 1)
-        tail.drop(index)
+            message_index = min(
+                message_index, tail.message_index + bisect_left(tail.ends, tail.byte_position + min_bytes) + 1
+            )
+        tail.drop(message_index)
         if not tail.ends:
             self.tail = None
 
@@ -129,11 +131,11 @@ class StreamData:
             self.tail = Tail(*self.end)
         return self.tail
 
-    def trim(self, cold: ColdRuns, stream_id: int, index: int, position: int) -> None:
+    def trim(self, cold: ColdRuns, stream_id: int, message_index: int, byte_position: int) -> None:
         """Drop everything before a boundary. A tail that is being saved is trimmed after that."""
-        self.base_index, self.base_position = index, position
+        self.base_index, self.base_position = message_index, byte_position
         if self.tail is not None:
-            self.tail.drop(index)
+            self.tail.drop(message_index)
         self.trim_extents(cold, stream_id)
 
     def trim_extents(self, cold: ColdRuns, stream_id: int) -> None:
@@ -149,42 +151,42 @@ class StreamData:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def boundary(self, cold: ColdRuns, stream_id: int, index: int) -> int | None:
-        """Position after `index` messages, or None outside the stream's own data."""
-        if index == self.base_index:
+    def boundary(self, cold: ColdRuns, stream_id: int, message_index: int) -> int | None:
+        """Byte position after `message_index` messages, or None outside the stream's own data."""
+        if message_index == self.base_index:
             return self.base_position
-        if index < self.base_index:
+        if message_index < self.base_index:
             return None
-        for run in self._runs_from_index(cold, stream_id, index):
-            return run.boundary(index)
+        for run in self._runs_from_message_index(cold, stream_id, message_index):
+            return run.boundary(message_index)
         return None
 
     def cut(
-        self, cold: ColdRuns, stream_id: int, index: int, position: int, end_index: int, max_bytes: int
+        self, cold: ColdRuns, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
     ) -> tuple[int, int]:
-        """The last boundary within `max_bytes` of (index, position), at least one message further, at most
+        """The last boundary within `max_bytes` of (message_index, byte_position), at least one message further, at most
         `end_index`."""
-        limit = position + max_bytes
-        found = (index, position)
-        for run in self._runs_from_index(cold, stream_id, index):
+        limit = byte_position + max_bytes
+        found = (message_index, byte_position)
+        for run in self._runs_from_message_index(cold, stream_id, message_index):
             further = run.cut(*found, min(end_index, run.end_index), limit - found[1])
-            if found[0] > index and further[1] > limit:
+            if found[0] > message_index and further[1] > limit:
                 break
             found = further
             if found[0] < run.end_index or found[0] >= end_index or found[1] >= limit:
                 break
         return found
 
-    def lengths(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> list[int]:
+    def lengths(self, cold: ColdRuns, stream_id: int, message_index: int, end_index: int) -> list[int]:
         found: list[int] = []
-        for run, start, stop in self._parts(cold, stream_id, index, end_index):
+        for run, start, stop in self._parts(cold, stream_id, message_index, end_index):
             found += run.lengths(start, stop)
         return found
 
-    def arrivals(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> list[TimeRun]:
-        """The arrival times of the messages from `index` to `end_index`."""
+    def arrivals(self, cold: ColdRuns, stream_id: int, message_index: int, end_index: int) -> list[TimeRun]:
+        """The arrival times of the messages from `message_index` to `end_index`."""
         found: list[TimeRun] = []
-        for run, start, stop in self._parts(cold, stream_id, index, end_index):
+        for run, start, stop in self._parts(cold, stream_id, message_index, end_index):
             found += run.arrivals(start, stop)
         return found
 
@@ -194,7 +196,7 @@ class StreamData:
         for tail in (self.tail, self.frozen):
             if tail is not None:
                 found = tail.first_since(at_ms)
-                if found > tail.index:
+                if found > tail.message_index:
                     return found
         low, high = 0, extents.count(self.extents)
         while low < high:
@@ -209,45 +211,47 @@ class StreamData:
                 low = middle + 1
         return found
 
-    def read(self, cold: ColdRuns, stream_id: int, position: int, end_position: int) -> list[bytes | memoryview]:
+    def read(self, cold: ColdRuns, stream_id: int, byte_position: int, end_position: int) -> list[bytes | memoryview]:
         pieces: list[bytes | memoryview] = []
-        for run in self._runs_from_position(cold, stream_id, position):
-            if position >= end_position:
+        for run in self._runs_from_byte_position(cold, stream_id, byte_position):
+            if byte_position >= end_position:
                 break
             stop = min(end_position, run.end_position)
-            pieces += run.read(position, stop)
-            position = stop
+            pieces += run.read(byte_position, stop)
+            byte_position = stop
         return pieces
 
-    def _parts(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> Iterator[tuple[Run, int, int]]:
-        """The runs with messages from `index` to `end_index`, each with its part of that range."""
-        for run in self._runs_from_index(cold, stream_id, index):
-            if index >= end_index:
+    def _parts(
+        self, cold: ColdRuns, stream_id: int, message_index: int, end_index: int
+    ) -> Iterator[tuple[Run, int, int]]:
+        """The runs with messages from `message_index` to `end_index`, each with its part of that range."""
+        for run in self._runs_from_message_index(cold, stream_id, message_index):
+            if message_index >= end_index:
                 return
             stop = min(end_index, run.end_index)
-            yield run, index, stop
-            index = stop
+            yield run, message_index, stop
+            message_index = stop
 
-    def _runs_from_index(self, cold: ColdRuns, stream_id: int, index: int) -> Iterator[Run]:
-        """The runs from the one that contains message `index`."""
+    def _runs_from_message_index(self, cold: ColdRuns, stream_id: int, message_index: int) -> Iterator[Run]:
+        """The runs from the one that contains message `message_index`."""
         tail, frozen = self.tail, self.frozen
-        if index < self.base_index:
+        if message_index < self.base_index:
             raise DamagedRangeError(self.base_position, f"messages before {self.base_index} are no longer stored")
-        if tail is None or index < tail.index:
-            if self.extents and (frozen is None or index < frozen.index):
-                yield from self._cold_runs(cold, stream_id, extents.find_index(self.extents, index))
+        if tail is None or message_index < tail.message_index:
+            if self.extents and (frozen is None or message_index < frozen.message_index):
+                yield from self._cold_runs(cold, stream_id, extents.find_message_index(self.extents, message_index))
             if frozen is not None:
                 yield frozen
         if tail is not None:
             yield tail
 
-    def _runs_from_position(self, cold: ColdRuns, stream_id: int, position: int) -> Iterator[Run]:
+    def _runs_from_byte_position(self, cold: ColdRuns, stream_id: int, byte_position: int) -> Iterator[Run]:
         tail, frozen = self.tail, self.frozen
-        if position < self.base_position:
-            raise DamagedRangeError(position, f"bytes before {self.base_position} are no longer stored")
-        if tail is None or position < tail.position:
-            if self.extents and (frozen is None or position < frozen.position):
-                yield from self._cold_runs(cold, stream_id, extents.find_position(self.extents, position))
+        if byte_position < self.base_position:
+            raise DamagedRangeError(byte_position, f"bytes before {self.base_position} are no longer stored")
+        if tail is None or byte_position < tail.byte_position:
+            if self.extents and (frozen is None or byte_position < frozen.byte_position):
+                yield from self._cold_runs(cold, stream_id, extents.find_byte_position(self.extents, byte_position))
             if frozen is not None:
                 yield frozen
         if tail is not None:
@@ -261,7 +265,9 @@ class StreamData:
             except (OSError, CorruptError) as error:
                 if isinstance(error, OSError) and error.errno in EXHAUSTED:
                     raise StorageError(f"pack {extent.pack} cannot be opened at the moment: {error}") from error
-                raise DamagedRangeError(extent.position, f"pack {extent.pack} cannot be opened: {error}") from error
+                raise DamagedRangeError(
+                    extent.byte_position, f"pack {extent.pack} cannot be opened: {error}"
+                ) from error
 
 
 def new_stream(fork: ForkPoint | None) -> StreamData:

@@ -26,28 +26,37 @@ TIME_RUN_BYTES: Final = 16
 
 
 class Tail:
-    """Bytes from `position`, the first of them the start of message `index`."""
+    """Bytes from `byte_position`, the first of them the start of message `message_index`."""
 
-    __slots__ = ("_blocks", "_growing", "_growing_position", "_starts", "ends", "index", "position", "times")
+    __slots__ = (
+        "_blocks",
+        "_growing",
+        "_growing_position",
+        "_starts",
+        "byte_position",
+        "ends",
+        "message_index",
+        "times",
+    )
 
-    def __init__(self, index: int, position: int) -> None:
-        self.index = index
-        self.position = position
+    def __init__(self, message_index: int, byte_position: int) -> None:
+        self.message_index = message_index
+        self.byte_position = byte_position
         self.ends = array("Q")
         self.times = array("Q")
         """Runs of messages that arrived at the same time, two numbers each: the index after its last message, and the
         time in milliseconds. One array instead of two, to save memory for each stream."""
         self._growing = bytearray()
         """The last block, to which the next small payload is added."""
-        self._growing_position = position
+        self._growing_position = byte_position
         self._blocks: list[bytes | bytearray] | None = None
-        """The blocks before it, which never change; the first may begin before `position`."""
+        """The blocks before it, which never change; the first may begin before `byte_position`."""
         self._starts: list[int] = _NO_STARTS
-        """The position of each of `_blocks`."""
+        """The byte position of each of `_blocks`."""
 
     @property
     def end_index(self) -> int:
-        return self.index + len(self.ends)
+        return self.message_index + len(self.ends)
 
     @property
     def end_position(self) -> int:
@@ -56,7 +65,7 @@ class Tail:
     @property
     def size(self) -> int:
         """The number of bytes in the run."""
-        return self._growing_position + len(self._growing) - self.position
+        return self._growing_position + len(self._growing) - self.byte_position
 
     def extend(self, payload: bytes, lengths: Sequence[int], at_ms: int) -> int:
         """Add messages that arrived at `at_ms`, which never decreases; returns the memory that they use."""
@@ -79,58 +88,58 @@ class Tail:
         else:
             native.extend_ends(ends, lengths, end)
         times = self.times
-        end_index = self.index + len(ends)
+        end_index = self.message_index + len(ends)
         if times and at_ms <= times[-1]:
             times[-2] = end_index
             return size + 8 * count
         times.extend((end_index, at_ms))
         return size + 8 * count + TIME_RUN_BYTES
 
-    def boundary(self, index: int) -> int | None:
-        """Position after `index` messages of the stream, for boundaries inside the run or at its start."""
-        at = index - self.index
+    def boundary(self, message_index: int) -> int | None:
+        """Byte position after `message_index` messages of the stream, for boundaries in the run or at its start."""
+        at = message_index - self.message_index
         if at == 0:
-            return self.position
+            return self.byte_position
         if 0 < at <= len(self.ends):
             return self.ends[at - 1]
         return None
 
-    def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        """The last boundary within `max_bytes` of (index, position), at least one message further."""
-        low = index - self.index
-        high = end_index - self.index
-        at = bisect_right(self.ends, position + max_bytes, low, high)
+    def cut(self, message_index: int, byte_position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        """The last boundary within `max_bytes` of (message_index, byte_position), at least one message further."""
+        low = message_index - self.message_index
+        high = end_index - self.message_index
+        at = bisect_right(self.ends, byte_position + max_bytes, low, high)
         at = max(at, low + 1)
-        return self.index + at, self.ends[at - 1]
+        return self.message_index + at, self.ends[at - 1]
 
-    def lengths(self, index: int, end_index: int) -> list[int]:
-        if index == end_index:
+    def lengths(self, message_index: int, end_index: int) -> list[int]:
+        if message_index == end_index:
             return []
-        low = index - self.index
-        ends = self.ends[low : end_index - self.index]
-        starts = array("Q", [self.position if low == 0 else self.ends[low - 1]]) + ends[:-1]
+        low = message_index - self.message_index
+        ends = self.ends[low : end_index - self.message_index]
+        starts = array("Q", [self.byte_position if low == 0 else self.ends[low - 1]]) + ends[:-1]
         return [end - start for start, end in zip(starts, ends, strict=True)]
 
-    def arrivals(self, index: int, end_index: int) -> list[TimeRun]:
-        return list(self.time_runs(index, end_index))
+    def arrivals(self, message_index: int, end_index: int) -> list[TimeRun]:
+        return list(self.time_runs(message_index, end_index))
 
-    def time_runs(self, index: int, end_index: int) -> Iterator[TimeRun]:
+    def time_runs(self, message_index: int, end_index: int) -> Iterator[TimeRun]:
         """The same one by one: there may be as many runs as messages."""
-        run = bisect_right(self._time_runs, index, key=self._run_end)
-        while index < end_index:
+        run = bisect_right(self._time_runs, message_index, key=self._run_end)
+        while message_index < end_index:
             end = min(self.times[2 * run], end_index)
-            yield TimeRun(end - index, self.times[2 * run + 1])
-            index = end
+            yield TimeRun(end - message_index, self.times[2 * run + 1])
+            message_index = end
             run += 1
 
     def first_since(self, at_ms: int) -> int:
         """The index of the first message that arrived at `at_ms` or later; the end if there is none."""
         run = bisect_left(self._time_runs, at_ms, key=self._run_time)
-        return self.times[2 * run - 2] if run else self.index
+        return self.times[2 * run - 2] if run else self.message_index
 
-    def time_runs_from(self, index: int) -> int:
-        """The number of runs of arrival times that begin at `index` or later."""
-        return len(self._time_runs) - bisect_left(self._time_runs, index, key=self._run_end) - 1
+    def time_runs_from(self, message_index: int) -> int:
+        """The number of runs of arrival times that begin at `message_index` or later."""
+        return len(self._time_runs) - bisect_left(self._time_runs, message_index, key=self._run_end) - 1
 
     @property
     def _time_runs(self) -> range:
@@ -142,69 +151,69 @@ class Tail:
     def _run_time(self, run: int) -> int:
         return self.times[2 * run + 1]
 
-    def read(self, position: int, end_position: int) -> list[bytes | memoryview]:
-        """The bytes from `position` to `end_position`, in the pieces in which they are stored."""
+    def read(self, byte_position: int, end_position: int) -> list[bytes | memoryview]:
+        """The bytes from `byte_position` to `end_position`, in the pieces in which they are stored."""
         pieces: list[bytes | memoryview] = []
-        for block, view in self._parts(position, end_position):
+        for block, view in self._parts(byte_position, end_position):
             # A view of the growing block would make the next append fail.
             is_shared = block is not self._growing and len(block) <= SHARED_MAX_BYTES
             pieces.append(view if is_shared else bytes(view))
         return pieces
 
-    def views(self, position: int, end_position: int) -> Iterator[memoryview]:
+    def views(self, byte_position: int, end_position: int) -> Iterator[memoryview]:
         """The same without copies. The caller must release them before the run is extended."""
-        return (view for _, view in self._parts(position, end_position))
+        return (view for _, view in self._parts(byte_position, end_position))
 
-    def _parts(self, position: int, end_position: int) -> Iterator[tuple[bytes | bytearray, memoryview]]:
+    def _parts(self, byte_position: int, end_position: int) -> Iterator[tuple[bytes | bytearray, memoryview]]:
         """Each block of the range, and its part in the range."""
-        if self._blocks is not None and position < self._growing_position:
-            number = bisect_right(self._starts, position) - 1
-            while position < end_position and number < len(self._blocks):
+        if self._blocks is not None and byte_position < self._growing_position:
+            number = bisect_right(self._starts, byte_position) - 1
+            while byte_position < end_position and number < len(self._blocks):
                 block = self._blocks[number]
-                at = position - self._starts[number]
-                view = memoryview(block)[at : at + end_position - position]
+                at = byte_position - self._starts[number]
+                view = memoryview(block)[at : at + end_position - byte_position]
                 yield block, view
-                position += len(view)
+                byte_position += len(view)
                 number += 1
-        if position < end_position:
-            at = position - self._growing_position
-            yield self._growing, memoryview(self._growing)[at : at + end_position - position]
+        if byte_position < end_position:
+            at = byte_position - self._growing_position
+            yield self._growing, memoryview(self._growing)[at : at + end_position - byte_position]
 
-    def drop(self, index: int) -> None:
-        """Drop the messages before `index`, which must be a boundary of the run."""
-        at = index - self.index
+    def drop(self, message_index: int) -> None:
+        """Drop the messages before `message_index`, which must be a boundary of the run."""
+        at = message_index - self.message_index
         if at <= 0:
             return
-        self.index = index
-        self.position = self.ends[at - 1]
+        self.message_index = message_index
+        self.byte_position = self.ends[at - 1]
         self.ends = self.ends[at:]
-        del self.times[: 2 * bisect_right(self._time_runs, index, key=self._run_end)]
-        if self.position >= self._growing_position:
-            del self._growing[: self.position - self._growing_position]
-            self._growing_position = self.position
+        del self.times[: 2 * bisect_right(self._time_runs, message_index, key=self._run_end)]
+        if self.byte_position >= self._growing_position:
+            del self._growing[: self.byte_position - self._growing_position]
+            self._growing_position = self.byte_position
             self._blocks, self._starts = None, _NO_STARTS
         elif self._blocks is not None:
-            number = bisect_right(self._starts, self.position) - 1
+            number = bisect_right(self._starts, self.byte_position) - 1
             del self._blocks[:number], self._starts[:number]
             self._shrink_first(self._blocks)
 
     def _shrink_first(self, blocks: list[bytes | bytearray]) -> None:
         """Free the dropped part of the first block once it is half of it, so that each byte is copied at most once."""
-        unused = self.position - self._starts[0]
+        unused = self.byte_position - self._starts[0]
         if unused * 2 >= len(blocks[0]):
             blocks[0] = blocks[0][unused:]
-            self._starts[0] = self.position
+            self._starts[0] = self.byte_position
 
     def _seal(self) -> None:
         self._add_block(self._growing, self._growing_position)
         self._growing_position += len(self._growing)
         self._growing = bytearray()
 
-    def _add_block(self, block: bytes | bytearray, position: int) -> None:
+    def _add_block(self, block: bytes | bytearray, byte_position: int) -> None:
         if self._blocks is None:
             self._blocks, self._starts = [], []
         self._blocks.append(block)
-        self._starts.append(position)
+        self._starts.append(byte_position)
 
 
 _NO_STARTS: Final[list[int]] = []

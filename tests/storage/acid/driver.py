@@ -89,8 +89,8 @@ class Driver:
     def evict(self, stream: StreamState, producers: Sequence[str]) -> None:
         self._queue(Evict(stream.id, self._tick(), tuple(producers)))
 
-    def retain(self, stream: StreamState, index: int, position: int) -> None:
-        self._queue(Retain(stream.id, self._tick(), index, position))
+    def retain(self, stream: StreamState, message_index: int, byte_position: int) -> None:
+        self._queue(Retain(stream.id, self._tick(), message_index, byte_position))
 
     def trim(self, stream: StreamState, floor: Offset) -> None:
         """Commit first: the engine trims only after the retention record is committed."""

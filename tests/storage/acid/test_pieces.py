@@ -29,7 +29,7 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 def write_in_rounds(shard: Shard, messages: list[bytes], round_of: int = 1) -> int:
     """Apply messages to a shard, some per round, in one transaction; return the number of bytes written."""
     written = 0
-    index = position = 0
+    message_index = byte_position = 0
     with shard.environment.begin(write=True, buffers=True) as txn:
         changes = Applier(txn, shard.databases, shard.path)
         changes.apply(Create(1, "s", 1, "text/plain"))
@@ -37,9 +37,9 @@ def write_in_rounds(shard: Shard, messages: list[bytes], round_of: int = 1) -> i
         for at in range(0, len(messages), round_of):
             changes = Applier(txn, shard.databases, shard.path)
             for message in messages[at : at + round_of]:
-                changes.apply(Append(1, 1, index, position, message, (len(message),)))
-                index += 1
-                position += len(message)
+                changes.apply(Append(1, 1, message_index, byte_position, message, (len(message),)))
+                message_index += 1
+                byte_position += len(message)
             changes.flush()
             with txn.cursor(shard.databases.data) as cursor:
                 assert cursor.last()
@@ -74,10 +74,10 @@ def test_messages_of_any_size_in_rounds_of_any_size_read_back(shard: Shard, seed
     reader = ShardReader(shard)
     assert b"".join(reader.read(1, 0, len(data))) == data
     assert reader.lengths(1, 0, len(messages)) == [len(message) for message in messages]
-    position = 0
-    for index, message in enumerate(messages):
-        assert reader.boundary(1, index) == position
-        position += len(message)
+    byte_position = 0
+    for message_index, message in enumerate(messages):
+        assert reader.boundary(1, message_index) == byte_position
+        byte_position += len(message)
 
 
 def test_a_damaged_piece_is_not_joined_with_new_bytes(shard: Shard) -> None:

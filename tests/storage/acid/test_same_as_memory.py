@@ -83,10 +83,10 @@ class Machine(RuleBasedStateMachine):
             return
         self.driver.commit()
         floor = self.driver.floor(source)
-        index = floor.message_index + cut % (source.message_index - floor.message_index + 1)
-        position = self.memory.boundary(source.id, index)
-        assert position is not None
-        self.driver.create(name, messages, fork=ForkPoint(source.id, source.name, index, position))
+        message_index = floor.message_index + cut % (source.message_index - floor.message_index + 1)
+        byte_position = self.memory.boundary(source.id, message_index)
+        assert byte_position is not None
+        self.driver.create(name, messages, fork=ForkPoint(source.id, source.name, message_index, byte_position))
 
     @rule(draw=st.integers(0, 99), messages=MESSAGES, close=st.booleans(), seq=st.one_of(st.none(), st.text("abc")))
     def append(self, draw: int, messages: list[bytes], close: bool, seq: str | None) -> None:
@@ -125,14 +125,14 @@ class Machine(RuleBasedStateMachine):
             return
         self.driver.commit()
         floor = self.driver.floor(stream)
-        index = floor.message_index + cut % (stream.message_index - floor.message_index + 1)
-        position = self.memory.boundary(stream.id, index)
-        assert position is not None
-        if index < stream.retained_index:
+        message_index = floor.message_index + cut % (stream.message_index - floor.message_index + 1)
+        byte_position = self.memory.boundary(stream.id, message_index)
+        assert byte_position is not None
+        if message_index < stream.retained_index:
             return
-        self.driver.retain(stream, index, position)
+        self.driver.retain(stream, message_index, byte_position)
         if not stream.children:
-            self.driver.trim(stream, Offset(index, position))
+            self.driver.trim(stream, Offset(message_index, byte_position))
 
     @rule(key=st.sampled_from(["a", "b", "k" * 900]), value=st.one_of(st.none(), st.binary(max_size=20)))
     def document(self, key: str, value: bytes | None) -> None:

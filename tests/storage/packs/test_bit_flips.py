@@ -156,7 +156,7 @@ def test_check_names_every_damaged_stream() -> None:
     assert {finding.path.name for finding in findings} == {pack.rpartition("/")[2]}
     report = " ".join(map(str, findings))
     assert all(f"stream '{name}'" in report for name in ("one", "two", "three"))
-    assert all(finding.position is not None for finding in findings)
+    assert all(finding.byte_position is not None for finding in findings)
 
 
 def test_missing_files_are_reported(store: tuple[Disk, Dump]) -> None:

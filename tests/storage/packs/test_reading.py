@@ -55,8 +55,8 @@ def test_reads_match_memory_mode(lengths: list[int], saves: set[int], data: st.D
         bench.maintain(3)
     storage = process.storage
     count = len(lengths)
-    for index in range(-1, count + 2):
-        assert storage.boundary(stream_id, index) == memory.boundary(stream_id, index)
+    for message_index in range(-1, count + 2):
+        assert storage.boundary(stream_id, message_index) == memory.boundary(stream_id, message_index)
     for _ in range(12):
         low = data.draw(st.integers(0, count - 1), label="from")
         high = data.draw(st.integers(low + 1, count), label="to")
@@ -74,26 +74,26 @@ def test_reads_match_memory_mode(lengths: list[int], saves: set[int], data: st.D
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 50)), min_size=1, max_size=30), st.data())
 def test_compact_extents_find_what_a_plain_search_finds(shapes: list[tuple[int, int]], data: st.DataObject) -> None:
-    chain, index, position = [], 0, 0
+    chain, message_index, byte_position = [], 0, 0
     for number, (messages, length) in enumerate(shapes):
-        chain.append(Extent(number, 16, index, position, messages, length))
-        index, position = chain[-1].end_index, chain[-1].end_position
+        chain.append(Extent(number, 16, message_index, byte_position, messages, length))
+        message_index, byte_position = chain[-1].end_index, chain[-1].end_position
     blob = extents.join(chain)
     assert list(extents.split(blob)) == chain
     assert extents.last(blob) == chain[-1]
-    assert extents.is_chain(blob, 0, 0, index, position)
-    assert not extents.is_chain(blob, 0, 0, index + 1, position)
-    wanted = data.draw(st.integers(0, position - 1))
+    assert extents.is_chain(blob, 0, 0, message_index, byte_position)
+    assert not extents.is_chain(blob, 0, 0, message_index + 1, byte_position)
+    wanted = data.draw(st.integers(0, byte_position - 1))
     holds = next(number for number, extent in enumerate(chain) if wanted < extent.end_position)
-    assert extents.find_position(blob, wanted) == holds
-    wanted = data.draw(st.integers(0, index - 1))
+    assert extents.find_byte_position(blob, wanted) == holds
+    wanted = data.draw(st.integers(0, message_index - 1))
     holds = next(number for number, extent in enumerate(chain) if wanted < extent.end_index)
-    assert extents.find_index(blob, wanted) == holds
-    floor = data.draw(st.integers(0, position))
+    assert extents.find_message_index(blob, wanted) == holds
+    floor = data.draw(st.integers(0, byte_position))
     rest = [extent for extent in chain if extent.end_position > floor]
     assert list(extents.split(extents.after(blob, floor))) == rest
     shuffled = data.draw(st.permutations(chain))
-    assert extents.chain(shuffled, index, position) == blob
+    assert extents.chain(shuffled, message_index, byte_position) == blob
     low = data.draw(st.integers(0, len(chain) - 1))
     high = data.draw(st.integers(low + 1, len(chain)))
     group = chain[low:high]
@@ -101,7 +101,7 @@ def test_compact_extents_find_what_a_plain_search_finds(shapes: list[tuple[int, 
         99,
         8,
         group[0].first_index,
-        group[0].position,
+        group[0].byte_position,
         sum(each.messages for each in group),
         sum(each.length for each in group),
     )
@@ -196,7 +196,7 @@ def test_a_tail_larger_than_an_extent_may_be_is_split(monkeypatch: pytest.Monkey
 def test_tail_matches_the_reference_implementation() -> None:
     tail = Tail(3, 100)
     tail.extend(b"abcdef", (1, 2, 3), 1)
-    assert [tail.boundary(index) for index in range(2, 8)] == [None, 100, 101, 103, 106, None]
+    assert [tail.boundary(message_index) for message_index in range(2, 8)] == [None, 100, 101, 103, 106, None]
     assert tail.lengths(4, 6) == [2, 3]
     assert tail.cut(3, 100, 6, 3) == (5, 103)
 

@@ -45,7 +45,7 @@ class _Touched:
         self.added: list[Append | Create] = []
         """The records with new bytes, in order."""
         self.start = (0, 0)
-        """Index and position at which the new bytes begin."""
+        """Message index and byte position at which the new bytes begin."""
         self.producers_replaced = False
         self.evicted: set[str] = set()
         """Producers whose rows are deleted, unless they append again."""
@@ -55,7 +55,7 @@ class _JoinedPiece(NamedTuple):
     """A piece that is written again, joined with the bytes after it."""
 
     start_index: int
-    position: int
+    byte_position: int
     ends: list[int]
     times: list[TimeRun]
     body: bytes
@@ -193,29 +193,33 @@ class Applier:
             touched.added, touched.start = known.added, known.start
         touched.producers_replaced = True
 
-    def _add(self, touched: _Touched, index: int, position: int, record: Append | Create) -> None:
+    def _add(self, touched: _Touched, message_index: int, byte_position: int, record: Append | Create) -> None:
         if not touched.added:
-            touched.start = (index, position)
+            touched.start = (message_index, byte_position)
         touched.added.append(record)
 
     def _write_bytes(self, touched: _Touched) -> None:
         stream_id = touched.stream.id
         size = sum(len(record.payload) for record in touched.added)
         earlier = self._take_small_pieces(stream_id, *touched.start, size)
-        index, position = (earlier[-1].start_index, earlier[-1].position) if earlier else touched.start
+        message_index, byte_position = (
+            (earlier[-1].start_index, earlier[-1].byte_position) if earlier else touched.start
+        )
 
         def put(key: bytes, value: bytes) -> None:
             if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
                 raise CorruptError(f"{self._path}: stream {touched.stream.name!r} already has bytes after its end.")
 
-        writer = PieceWriter(stream_id, index, position, put)
+        writer = PieceWriter(stream_id, message_index, byte_position, put)
         for piece in reversed(earlier):
             writer.add_piece(piece.ends, piece.times, piece.body)
         for record in touched.added:
             writer.add(record.payload, record.lengths, record.at_ms)
         writer.finish()
 
-    def _take_small_pieces(self, stream_id: int, index: int, position: int, size: int) -> list[_JoinedPiece]:
+    def _take_small_pieces(
+        self, stream_id: int, message_index: int, byte_position: int, size: int
+    ) -> list[_JoinedPiece]:
         """Delete and return the pieces before the new bytes that are no larger than these, the newest first.
 
         They are written again, joined with the new bytes. So the pieces at the end of a stream at least double in size
@@ -224,20 +228,20 @@ class Applier:
         """
         taken: list[_JoinedPiece] = []
         with self._txn.cursor(self._databases.data) as cursor:
-            found = cursor.prev() if cursor.set_range(KEY.pack(stream_id, position)) else cursor.last()
+            found = cursor.prev() if cursor.set_range(KEY.pack(stream_id, byte_position)) else cursor.last()
             while found and cursor.key()[: ID.size] == ID.pack(stream_id):
                 try:
                     piece = decode_piece(bytes(cursor.key()), cursor.value())
-                    joins = (piece.end_index, piece.end_position) == (index, position)
+                    joins = (piece.end_index, piece.end_position) == (message_index, byte_position)
                     if not joins or len(piece.body) >= PIECE_BYTES or len(piece.body) > size:
                         break
                     times = piece.times.between(0, len(piece.ends))
                     body = bytes(piece.verified_body())
-                    taken.append(_JoinedPiece(piece.start_index, piece.position, list(piece.ends), times, body))
+                    taken.append(_JoinedPiece(piece.start_index, piece.byte_position, list(piece.ends), times, body))
                 except DamagedPieceError:
                     # Keep it: a copy would have a valid checksum. A read or a check reports it.
                     break
-                index, position = piece.start_index, piece.position
+                message_index, byte_position = piece.start_index, piece.byte_position
                 size += len(piece.body)
                 cursor.delete()
                 found = cursor.prev() if cursor.key() else cursor.last()

@@ -124,31 +124,37 @@ def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
             if len(key) != KEY.size:
                 yield f"{shard.path}: a piece is stored under a key of the wrong size."
                 continue
-            stream_id, position = KEY.unpack(key)
+            stream_id, byte_position = KEY.unpack(key)
             image = streams.get(stream_id)
             if image is None:
                 if stream_id not in graves:
-                    yield f"{shard.path}: bytes at position {position} belong to an unknown stream ({key[:8].hex()})."
+                    yield (
+                        f"{shard.path}: bytes at position {byte_position} belong to an unknown stream"
+                        f" ({key[:8].hex()})."
+                    )
                 continue
             try:
                 piece = decode_piece(key, value)
             except DamagedPieceError as error:
-                yield f"Stream {image.name!r}, position {position}: {error} ({shard.path})."
+                yield f"Stream {image.name!r}, position {byte_position}: {error} ({shard.path})."
                 continue
             if len(piece.ends) and not piece.times.is_valid(len(piece.ends)):
-                yield f"Stream {image.name!r}, position {position}: its arrival times are not in order ({shard.path})."
+                yield (
+                    f"Stream {image.name!r}, position {byte_position}: its arrival times are not in order"
+                    f" ({shard.path})."
+                )
             try:
                 piece.verified_body()
             except DamagedPieceError as error:
-                yield f"Stream {image.name!r}, position {position}: {error} ({shard.path})."
+                yield f"Stream {image.name!r}, position {byte_position}: {error} ({shard.path})."
             at = reached.get(stream_id)
             if at is None:
                 # What is before the earliest retained offset may have been trimmed, piece by piece.
-                is_contiguous = piece.position <= max(_base(image)[1], image.retained_position)
+                is_contiguous = piece.byte_position <= max(_base(image)[1], image.retained_position)
             else:
-                is_contiguous = (piece.start_index, piece.position) == at
+                is_contiguous = (piece.start_index, piece.byte_position) == at
             if not is_contiguous:
-                yield f"Stream {image.name!r}: bytes are missing before position {piece.position} ({shard.path})."
+                yield f"Stream {image.name!r}: bytes are missing before position {piece.byte_position} ({shard.path})."
             reached[stream_id] = (piece.end_index, piece.end_position)
     for stream_id, image in streams.items():
         kept_from = max(_base(image), (image.retained_index, image.retained_position))

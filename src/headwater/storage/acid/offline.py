@@ -206,7 +206,7 @@ class AcidSource:
     def run(self, stream_id: int, extent: Extent) -> ShardRun:
         return ShardRun(self._readers[extent.pack], stream_id, extent)
 
-    def release(self, stream_id: int, blob: bytes, position: int) -> None:
+    def release(self, stream_id: int, blob: bytes, byte_position: int) -> None:
         raise AssertionError("an offline store is never trimmed")
 
     def name_of(self, stream_id: int) -> str:
@@ -301,7 +301,7 @@ class ShardBulkLoad:
         is_new = True
         for run in runs:
             if is_new:
-                self._put(shard, _without_bytes(image, run.index, run.position), 0)
+                self._put(shard, _without_bytes(image, run.message_index, run.byte_position), 0)
                 is_new = False
             for append in _appends(image.id, run):
                 self._put(shard, append, len(append.payload))
@@ -336,20 +336,21 @@ class ShardBulkLoad:
 def _appends(stream_id: int, run: StoredRun) -> Iterator[Append]:
     """The messages of a run as records, one for each arrival time."""
     payload = memoryview(b"".join(run.pieces))
-    index, position, at, number = run.index, run.position, 0, 0
+    message_index, byte_position, at, number = run.message_index, run.byte_position, 0, 0
     for messages, at_ms in run.times:
         lengths = tuple(run.lengths[number : number + messages])
         size = sum(lengths)
-        yield Append(stream_id, at_ms, index, position, bytes(payload[at : at + size]), lengths)
-        index, position, at, number = index + messages, position + size, at + size, number + messages
+        yield Append(stream_id, at_ms, message_index, byte_position, bytes(payload[at : at + size]), lengths)
+        message_index, byte_position = message_index + messages, byte_position + size
+        at, number = at + size, number + messages
 
 
-def _without_bytes(image: Image, index: int, position: int) -> Image:
+def _without_bytes(image: Image, message_index: int, byte_position: int) -> Image:
     """The state of a stream before any of its bytes are stored."""
     return msgspec.structs.replace(
         image,
-        message_index=index,
-        byte_position=position,
+        message_index=message_index,
+        byte_position=byte_position,
         closed=False,
         closed_by=None,
         producers={},

@@ -47,7 +47,7 @@ class DamagedPieceError(Exception):
 class StoredPiece(NamedTuple):
     """A piece whose head has been verified. `ends` and `body` are views that live as long as their transaction."""
 
-    position: int
+    byte_position: int
     start_index: int
     """How many messages end before the piece."""
     ends: memoryview
@@ -58,7 +58,7 @@ class StoredPiece(NamedTuple):
 
     @property
     def end_position(self) -> int:
-        return self.position + len(self.body)
+        return self.byte_position + len(self.body)
 
     @property
     def end_index(self) -> int:
@@ -71,22 +71,22 @@ class StoredPiece(NamedTuple):
 
 
 def encode_piece(
-    key: bytes, index: int, ends: array[int], times: TimeTable, body: bytes | bytearray | memoryview
+    key: bytes, message_index: int, ends: array[int], times: TimeTable, body: bytes | bytearray | memoryview
 ) -> bytes:
     """The value to store under `key`."""
     body_crc = crc32(body)
     count = len(ends) | _HAS_TIMES
-    fields = _HEAD_FIELDS.pack(index, count, len(body))
+    fields = _HEAD_FIELDS.pack(message_index, count, len(body))
     tables = little_endian(ends) + times.encoded()
     head_crc = crc32(tables, crc32(fields, crc32(body_crc.to_bytes(4, "little"), crc32(key))))
-    return b"".join((_HEAD.pack(head_crc, body_crc, index, count, len(body)), tables, body))
+    return b"".join((_HEAD.pack(head_crc, body_crc, message_index, count, len(body)), tables, body))
 
 
 def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
     """Decode the piece stored under `key` and verify its head."""
     if len(key) != KEY.size or len(value) < _HEAD.size:
         raise DamagedPieceError("it is too short")
-    head_crc, body_crc, index, count, length = _HEAD.unpack_from(value)
+    head_crc, body_crc, message_index, count, length = _HEAD.unpack_from(value)
     has_times = bool(count & _HAS_TIMES)
     count &= ~_HAS_TIMES
     times_at = body_at = _HEAD.size + 4 * count
@@ -102,7 +102,7 @@ def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
         swapped = array("I", ends)
         swapped.byteswap()
         ends = memoryview(swapped.tobytes())
-    return StoredPiece(KEY.unpack(key)[1], index, ends.cast("I"), value[body_at:], body_crc, times)
+    return StoredPiece(KEY.unpack(key)[1], message_index, ends.cast("I"), value[body_at:], body_crc, times)
 
 
 class PieceWriter:
@@ -111,13 +111,15 @@ class PieceWriter:
     Each piece is passed on with its key when it is complete, so that a large append is not in memory a second time.
     """
 
-    __slots__ = ("_body", "_ends", "_id", "_index", "_position", "_put", "_times")
+    __slots__ = ("_body", "_byte_position", "_ends", "_id", "_message_index", "_put", "_times")
 
-    def __init__(self, stream_id: int, index: int, position: int, put: Callable[[bytes, bytes], None]) -> None:
+    def __init__(
+        self, stream_id: int, message_index: int, byte_position: int, put: Callable[[bytes, bytes], None]
+    ) -> None:
         self._put = put
         self._id = stream_id
-        self._index = index
-        self._position = position
+        self._message_index = message_index
+        self._byte_position = byte_position
         self._body = bytearray()
         self._ends: array[int] = array("I")
         self._times = TimeTable()
@@ -167,10 +169,10 @@ class PieceWriter:
             data = data[taken:]
 
     def _seal(self) -> None:
-        key = KEY.pack(self._id, self._position)
-        self._put(key, encode_piece(key, self._index, self._ends, self._times, self._body))
-        self._index += len(self._ends)
-        self._position += len(self._body)
+        key = KEY.pack(self._id, self._byte_position)
+        self._put(key, encode_piece(key, self._message_index, self._ends, self._times, self._body))
+        self._message_index += len(self._ends)
+        self._byte_position += len(self._body)
         self._body.clear()
         self._ends = array("I")
         self._times = TimeTable()

@@ -2,7 +2,7 @@
 
 Every call is one short read transaction; its result is copied, because LMDB may reuse a page when the transaction
 that sees it has ended. Invariant: the pieces that are read follow each other without a gap, and each belongs to the
-stream and matches its checksum, or the call raises `CorruptError` with the stream's name and the position.
+stream and matches its checksum, or the call raises `CorruptError` with the stream's name and the byte position.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class ShardRun:
         self.end_index = extent.end_index
         self.end_position = extent.end_position
 
-    def boundary(self, index: int) -> int | None:
-        return self._reader.boundary(self._stream_id, index) if index <= self.end_index else None
+    def boundary(self, message_index: int) -> int | None:
+        return self._reader.boundary(self._stream_id, message_index) if message_index <= self.end_index else None
 
-    def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        return self._reader.cut(self._stream_id, index, position, end_index, max_bytes)
+    def cut(self, message_index: int, byte_position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        return self._reader.cut(self._stream_id, message_index, byte_position, end_index, max_bytes)
 
-    def lengths(self, index: int, end_index: int) -> list[int]:
-        return self._reader.lengths(self._stream_id, index, end_index)
+    def lengths(self, message_index: int, end_index: int) -> list[int]:
+        return self._reader.lengths(self._stream_id, message_index, end_index)
 
-    def arrivals(self, index: int, end_index: int) -> list[TimeRun]:
-        return self._reader.arrivals(self._stream_id, index, end_index)
+    def arrivals(self, message_index: int, end_index: int) -> list[TimeRun]:
+        return self._reader.arrivals(self._stream_id, message_index, end_index)
 
     def first_since(self, at_ms: int) -> int:
         return min(self._reader.first_since(self._stream_id, at_ms), self.end_index)
 
-    def read(self, position: int, end_position: int) -> list[bytes]:
-        return self._reader.read(self._stream_id, position, end_position)
+    def read(self, byte_position: int, end_position: int) -> list[bytes]:
+        return self._reader.read(self._stream_id, byte_position, end_position)
 
 
 class ShardReader:
@@ -62,70 +62,72 @@ class ShardReader:
         self._environment: Final = shard.environment
         self._data: Final = shard.databases.data
 
-    def read(self, stream_id: int, position: int, end_position: int) -> list[bytes]:
+    def read(self, stream_id: int, byte_position: int, end_position: int) -> list[bytes]:
         """The bytes of a range that is entirely in this shard."""
         parts: list[bytes] = []
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
-            for piece in self._walk(txn, stream_id, position):
+            for piece in self._walk(txn, stream_id, byte_position):
                 try:
                     body = piece.verified_body()
                 except DamagedPieceError as error:
-                    raise self._corrupt(txn, stream_id, piece.position, error) from error
-                begin = position - piece.position
+                    raise self._corrupt(txn, stream_id, piece.byte_position, error) from error
+                begin = byte_position - piece.byte_position
                 if piece.end_position >= end_position:
-                    parts.append(bytes(body[begin : end_position - piece.position]))
+                    parts.append(bytes(body[begin : end_position - piece.byte_position]))
                     break
                 parts.append(bytes(body[begin:]))
-                position = piece.end_position
+                byte_position = piece.end_position
         return parts
 
-    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        """The last boundary within `max_bytes` of (index, position), at least one message further, at most
+    def cut(
+        self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
+    ) -> tuple[int, int]:
+        """The last boundary within `max_bytes` of (message_index, byte_position), at least one message further, at most
         `end_index`."""
-        limit = position + max_bytes
-        best = (index, position)
+        limit = byte_position + max_bytes
+        best = (message_index, byte_position)
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
-            for piece in self._walk(txn, stream_id, position):
+            for piece in self._walk(txn, stream_id, byte_position):
                 low = max(best[0] - piece.start_index, 0)
                 high = min(end_index - piece.start_index, len(piece.ends))
-                at = bisect_right(piece.ends, limit - piece.position, low, high)
-                if at == low and best[0] == index and low < high:
+                at = bisect_right(piece.ends, limit - piece.byte_position, low, high)
+                if at == low and best[0] == message_index and low < high:
                     at = low + 1
                 if at > low:
-                    best = (piece.start_index + at, piece.position + piece.ends[at - 1])
-                if best[0] == end_index or (piece.end_position >= limit and best[0] > index):
+                    best = (piece.start_index + at, piece.byte_position + piece.ends[at - 1])
+                if best[0] == end_index or (piece.end_position >= limit and best[0] > message_index):
                     break
         return best
 
-    def lengths(self, stream_id: int, index: int, end_index: int) -> list[int]:
-        """The lengths of the messages from `index` to `end_index`, all of which are in this shard."""
+    def lengths(self, stream_id: int, message_index: int, end_index: int) -> list[int]:
+        """The lengths of the messages from `message_index` to `end_index`, all of which are in this shard."""
         lengths: list[int] = []
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
-            last = self._find(txn, stream_id, index)
+            last = self._find(txn, stream_id, message_index)
             if last is None:
-                raise self._missing(txn, stream_id, index)
+                raise self._missing(txn, stream_id, message_index)
             for piece in self._walk(txn, stream_id, last):
-                low = max(index + len(lengths) - piece.start_index, 0)
+                low = max(message_index + len(lengths) - piece.start_index, 0)
                 for end in piece.ends[low : end_index - piece.start_index]:
-                    lengths.append(piece.position + end - last)
-                    last = piece.position + end
-                if index + len(lengths) == end_index:
+                    lengths.append(piece.byte_position + end - last)
+                    last = piece.byte_position + end
+                if message_index + len(lengths) == end_index:
                     break
         return lengths
 
-    def arrivals(self, stream_id: int, index: int, end_index: int) -> list[TimeRun]:
-        """The arrival times of the messages from `index` to `end_index`, all of which are in this shard."""
+    def arrivals(self, stream_id: int, message_index: int, end_index: int) -> list[TimeRun]:
+        """The arrival times of the messages from `message_index` to `end_index`, all of which are in this shard."""
         runs: list[TimeRun] = []
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
-            position = self._find(txn, stream_id, index)
-            if position is None:
-                raise self._missing(txn, stream_id, index)
-            for piece in self._walk(txn, stream_id, position):
-                if index >= piece.start_index:
+            byte_position = self._find(txn, stream_id, message_index)
+            if byte_position is None:
+                raise self._missing(txn, stream_id, message_index)
+            for piece in self._walk(txn, stream_id, byte_position):
+                if message_index >= piece.start_index:
                     end = min(end_index, piece.end_index)
-                    runs += piece.times.between(index - piece.start_index, end - piece.start_index)
-                    index = max(index, end)
-                if index >= end_index:
+                    runs += piece.times.between(message_index - piece.start_index, end - piece.start_index)
+                    message_index = max(message_index, end)
+                if message_index >= end_index:
                     break
         return runs
 
@@ -147,19 +149,19 @@ class ShardReader:
                     high = found
             return low
 
-    def boundary(self, stream_id: int, index: int) -> int | None:
-        """The position after `index` messages; None outside what this shard has of the stream."""
+    def boundary(self, stream_id: int, message_index: int) -> int | None:
+        """The byte position after `message_index` messages; None outside what this shard has of the stream."""
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
-            position = self._find(txn, stream_id, index)
-            if position is not None:
-                return position
+            byte_position = self._find(txn, stream_id, message_index)
+            if byte_position is not None:
+                return byte_position
             image = self._image(txn, stream_id)
-            if index == image.message_index:
+            if message_index == image.message_index:
                 # A stream without its own bytes, or with all of them trimmed.
                 return image.byte_position
             base_index = image.fork.message_index if image.fork is not None else 0
-            if max(base_index, image.retained_index) <= index < image.message_index:
-                raise self._missing(txn, stream_id, index)
+            if max(base_index, image.retained_index) <= message_index < image.message_index:
+                raise self._missing(txn, stream_id, message_index)
             return None
 
     def name_of(self, stream_id: int) -> str | None:
@@ -172,75 +174,79 @@ class ShardReader:
 
     # -- implementation --------------------------------------------------------------------------------------------
 
-    def _find(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> int | None:
-        """The position after `index` messages according to the pieces, or None when they do not cover it."""
+    def _find(self, txn: lmdb.Transaction[memoryview], stream_id: int, message_index: int) -> int | None:
+        """The byte position after `message_index` messages according to the pieces; None if they do not cover it."""
         with txn.cursor(self._data) as cursor:
             first = self._first(txn, cursor, stream_id)
             last = self._last(txn, cursor, stream_id)
-            if first is None or last is None or not first.start_index <= index <= last.end_index:
+            if first is None or last is None or not first.start_index <= message_index <= last.end_index:
                 return None
-            if index == first.start_index:
-                return first.position
-            piece = self._ending(txn, cursor, stream_id, index, first, last)
-            return piece.position + piece.ends[index - piece.start_index - 1]
+            if message_index == first.start_index:
+                return first.byte_position
+            piece = self._ending(txn, cursor, stream_id, message_index, first, last)
+            return piece.byte_position + piece.ends[message_index - piece.start_index - 1]
 
     def _ending(
         self,
         txn: lmdb.Transaction[memoryview],
         cursor: lmdb.Cursor[memoryview],
         stream_id: int,
-        index: int,
+        message_index: int,
         first: StoredPiece,
         last: StoredPiece,
     ) -> StoredPiece:
-        """The piece in which the message before `index` ends.
+        """The piece in which the message before `message_index` ends.
 
         A search over positions: guesses in proportion and in the middle alternate, so that messages of equal size cost
         a few seeks, and no stream costs more than twice the logarithm of its length.
         """
-        low, low_index = first.position, first.start_index
+        low, low_index = first.byte_position, first.start_index
         high, high_index = last.end_position, last.end_index
         proportional = True
         while low < high:
             middle = (low + high) // 2
             if proportional:
-                middle = low + (high - low) * (index - low_index) // max(high_index - low_index, 1)
+                middle = low + (high - low) * (message_index - low_index) // max(high_index - low_index, 1)
                 middle = min(max(middle, low), high - 1)
             proportional = not proportional
             piece = self._at(txn, cursor, stream_id, middle)
-            if index <= piece.start_index:
-                high, high_index = piece.position, piece.start_index
-            elif index > piece.end_index:
+            if message_index <= piece.start_index:
+                high, high_index = piece.byte_position, piece.start_index
+            elif message_index > piece.end_index:
                 low, low_index = piece.end_position, piece.end_index
             else:
                 return piece
-        raise self._missing(txn, stream_id, index)
+        raise self._missing(txn, stream_id, message_index)
 
-    def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int) -> Iterator[StoredPiece]:
-        """Iterate over the pieces from the one that contains `position`, without end; a missing piece is an error."""
+    def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, byte_position: int) -> Iterator[StoredPiece]:
+        """Iterate over the pieces from the one with `byte_position`, without end; a missing piece is an error."""
         with txn.cursor(self._data) as cursor:
-            piece = self._at(txn, cursor, stream_id, position)
+            piece = self._at(txn, cursor, stream_id, byte_position)
             while True:
                 yield piece
-                position, index = piece.end_position, piece.end_index
+                byte_position, message_index = piece.end_position, piece.end_index
                 following = self._next(txn, cursor, stream_id)
-                if following is None or following.position != position or following.start_index != index:
-                    raise self._corrupt(txn, stream_id, position, "the piece that begins there is missing")
+                if (
+                    following is None
+                    or following.byte_position != byte_position
+                    or following.start_index != message_index
+                ):
+                    raise self._corrupt(txn, stream_id, byte_position, "the piece that begins there is missing")
                 piece = following
 
     def _at(
-        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, position: int
+        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, byte_position: int
     ) -> StoredPiece:
-        """The piece that contains the byte at `position`."""
-        key = KEY.pack(stream_id, position)
+        """The piece that contains the byte at `byte_position`."""
+        key = KEY.pack(stream_id, byte_position)
         found = cursor.set_range(key)
         if not found:
             found = cursor.last()
         elif cursor.key() != key:
             found = cursor.prev()
-        piece = self._current(txn, cursor, stream_id, position) if found else None
-        if piece is None or not piece.position <= position < piece.end_position:
-            raise self._corrupt(txn, stream_id, position, "the piece that contains it is missing")
+        piece = self._current(txn, cursor, stream_id, byte_position) if found else None
+        if piece is None or not piece.byte_position <= byte_position < piece.end_position:
+            raise self._corrupt(txn, stream_id, byte_position, "the piece that contains it is missing")
         return piece
 
     def _first(
@@ -261,12 +267,12 @@ class ShardReader:
         return self._current(txn, cursor, stream_id, 0) if cursor.next() else None
 
     def _current(
-        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, position: int
+        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, byte_position: int
     ) -> StoredPiece | None:
         """The piece under the cursor, or None when it is another stream's."""
         key = bytes(cursor.key())
         if len(key) != KEY.size:
-            raise self._corrupt(txn, stream_id, position, "a piece is stored under a key of the wrong size")
+            raise self._corrupt(txn, stream_id, byte_position, "a piece is stored under a key of the wrong size")
         owner, at = KEY.unpack(key)
         if owner != stream_id:
             return None
@@ -287,10 +293,14 @@ class ShardReader:
                 f"{self._shard.path}: the state of stream id {key.hex()} is damaged: {error}."
             ) from error
 
-    def _missing(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> CorruptError:
+    def _missing(self, txn: lmdb.Transaction[memoryview], stream_id: int, message_index: int) -> CorruptError:
         name = self._image(txn, stream_id).name
-        return CorruptError(f"Stream {name!r}: the piece with message {index} is missing from {self._shard.path}.")
+        return CorruptError(
+            f"Stream {name!r}: the piece with message {message_index} is missing from {self._shard.path}."
+        )
 
-    def _corrupt(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int, why: object) -> CorruptError:
+    def _corrupt(
+        self, txn: lmdb.Transaction[memoryview], stream_id: int, byte_position: int, why: object
+    ) -> CorruptError:
         name = self._image(txn, stream_id).name
-        return CorruptError(f"Stream {name!r}, position {position}: {why} ({self._shard.path}).")
+        return CorruptError(f"Stream {name!r}, position {byte_position}: {why} ({self._shard.path}).")

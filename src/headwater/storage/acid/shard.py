@@ -2,7 +2,7 @@
 
     streams    id                  -> the state of a stream, without its producers
     producers  id, digest          -> the state of one producer of a stream
-    data       id, position        -> a piece of a stream's bytes
+    data       id, byte position   -> a piece of a stream's bytes
     documents  digest of a key     -> a document
     graves     id                  -> a removed stream whose pieces are still being deleted
     (main)     ledger              -> the last record that the shard has, and the sum of all row checksums
@@ -131,8 +131,8 @@ class Shard:
         self.ledger = ledger
         self.has_graves = more
 
-    def trim(self, stream_id: int, position: int) -> bool:
-        """Delete some of the pieces that end at or before `position`; True when none are left."""
+    def trim(self, stream_id: int, byte_position: int) -> bool:
+        """Delete some of the pieces that end at or before `byte_position`; True when none are left."""
         prefix = ID.pack(stream_id)
         with (
             writing(self.path),
@@ -141,7 +141,7 @@ class Shard:
         ):
             found = cursor.set_range(prefix)
             for _ in range(REAPED_AT_ONCE):
-                if not found or cursor.key()[: ID.size] != prefix or not _ends_by(position, cursor, prefix):
+                if not found or cursor.key()[: ID.size] != prefix or not _ends_by(byte_position, cursor, prefix):
                     return True
                 found = cursor.delete() and bool(cursor.key())
         return False
@@ -271,18 +271,18 @@ class Shard:
         txn.put(LEDGER_KEY, _encode_ledger(self._store_id, self.number, ledger))
 
 
-def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> bool:
-    """Whether the piece under the cursor ends by `position`; usually known from the start of the next piece."""
+def _ends_by(byte_position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> bool:
+    """Whether the piece under the cursor ends by `byte_position`; usually known from the start of the next piece."""
     key = bytes(cursor.key())
     if cursor.next():
         following = bytes(cursor.key())
         cursor.prev()
         if following[: ID.size] == prefix:
-            return bool(KEY.unpack(following)[1] <= position)
+            return bool(KEY.unpack(following)[1] <= byte_position)
     else:
         cursor.last()
     try:
-        return decode_piece(key, cursor.value()).end_position <= position
+        return decode_piece(key, cursor.value()).end_position <= byte_position
     except DamagedPieceError:
         # Keep it: a read or a check reports it, and trimming must not fail because of it.
         return False

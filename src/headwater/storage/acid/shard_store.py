@@ -242,8 +242,8 @@ class ShardStore:
     def run(self, stream_id: int, extent: Extent) -> ShardRun:
         return ShardRun(self._readers[extent.pack], stream_id, extent)
 
-    def release(self, stream_id: int, blob: bytes, position: int) -> None:
-        self._trims[stream_id] = position
+    def release(self, stream_id: int, blob: bytes, byte_position: int) -> None:
+        self._trims[stream_id] = byte_position
         if stream_id in self._cached:
             self._account(stream_id, self._unsaved.streams[stream_id])
 
@@ -305,7 +305,7 @@ class ShardStore:
         else:
             if stored.extents:
                 first = at(stored.extents, 0)
-                start = (first.first_index, first.position)
+                start = (first.first_index, first.byte_position)
             else:
                 start = (stored.base_index, stored.base_position)
             stored.extents = _extent(reached.shard, start, (reached.end_index, reached.end_position))
@@ -408,9 +408,9 @@ class ShardStore:
 
     def _clean(self, trims: dict[int, int]) -> Job:
         """Delete trimmed pieces and the pieces of removed streams, in small transactions."""
-        for stream_id, position in trims.items():
+        for stream_id, byte_position in trims.items():
             shard = self._shard_of_stream(stream_id, {})
-            while shard is not None and not self.shards[shard].trim(stream_id, position):
+            while shard is not None and not self.shards[shard].trim(stream_id, byte_position):
                 yield
             yield
         for each in self.shards:

@@ -41,8 +41,8 @@ class OfflineSource(ColdRuns, Protocol):
 class StoredRun:
     """Consecutive messages of a stream."""
 
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
     pieces: Sequence[Bytes]
     lengths: Sequence[int]
     times: Sequence[TimeRun]
@@ -94,21 +94,21 @@ class OfflineReader:
     def runs(self, stream: StreamState, max_bytes: int) -> Iterator[StoredRun]:
         """A stream's own messages from the first that can still be read, about `max_bytes` at a time."""
         start = own_start(stream, self._floors[stream.id])
-        index, position = start.message_index, start.byte_position
+        message_index, byte_position = start.message_index, start.byte_position
         stored, source = self._unsaved.streams[stream.id], self._source
         try:
-            while index < stream.message_index:
+            while message_index < stream.message_index:
                 end_index, end_position = stored.cut(
-                    source, stream.id, index, position, stream.message_index, max_bytes
+                    source, stream.id, message_index, byte_position, stream.message_index, max_bytes
                 )
-                pieces = stored.read(source, stream.id, position, end_position)
-                lengths = stored.lengths(source, stream.id, index, end_index)
-                times = stored.arrivals(source, stream.id, index, end_index)
-                yield StoredRun(index, position, pieces, lengths, times)
-                index, position = end_index, end_position
+                pieces = stored.read(source, stream.id, byte_position, end_position)
+                lengths = stored.lengths(source, stream.id, message_index, end_index)
+                times = stored.arrivals(source, stream.id, message_index, end_index)
+                yield StoredRun(message_index, byte_position, pieces, lengths, times)
+                message_index, byte_position = end_index, end_position
         except DamagedRangeError as damage:
             name = source.name_of(stream.id)
-            raise CorruptError(f"{name} is damaged at position {damage.position}: {damage}") from damage
+            raise CorruptError(f"{name} is damaged at position {damage.byte_position}: {damage}") from damage
 
     def gaps(self) -> Iterator[str]:
         """Yield a sentence for each gap in the readable bytes of a stream."""
@@ -131,8 +131,8 @@ def _chain_gaps(stream: StreamState, stored: StreamData) -> Iterator[str]:
         )
     at = stored.base_index, stored.base_position
     for extent in extents.split(stored.extents):
-        if (extent.first_index, extent.position) != at:
-            yield f"Stream {stream.name!r}: bytes are missing or duplicated before position {extent.position}."
+        if (extent.first_index, extent.byte_position) != at:
+            yield f"Stream {stream.name!r}: bytes are missing or duplicated before position {extent.byte_position}."
         at = extent.end_index, extent.end_position
 
 

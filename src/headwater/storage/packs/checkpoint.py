@@ -159,22 +159,26 @@ def _in_order(frozen: list[Frozen]) -> Generator[None, None, list[tuple[int, Tai
 
 
 def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
-    index, position = tail.index, tail.position
+    message_index, byte_position = tail.message_index, tail.byte_position
     size = tail.size
     if 0 < size <= EXTENT_MAX_BYTES:
-        distances = shifted(tail.ends, -position)
-        pieces = tail.views(position, tail.end_position)
-        times = TimeTable(tail.time_runs(index, tail.end_index))
-        return [packs.writer(size).add(stream_id, index, position, pieces, distances, times)]
+        distances = shifted(tail.ends, -byte_position)
+        pieces = tail.views(byte_position, tail.end_position)
+        times = TimeTable(tail.time_runs(message_index, tail.end_index))
+        return [packs.writer(size).add(stream_id, message_index, byte_position, pieces, distances, times)]
     saved = []
-    while index < tail.end_index:
-        end_index, end_position = tail.cut(index, position, tail.end_index, EXTENT_MAX_BYTES)
-        ends = tail.ends[index - tail.index : end_index - tail.index]
-        distances = shifted(ends, -position)
-        pieces = tail.views(position, end_position)
-        times = TimeTable(tail.time_runs(index, end_index))
-        saved.append(packs.writer(end_position - position).add(stream_id, index, position, pieces, distances, times))
-        index, position = end_index, end_position
+    while message_index < tail.end_index:
+        end_index, end_position = tail.cut(message_index, byte_position, tail.end_index, EXTENT_MAX_BYTES)
+        ends = tail.ends[message_index - tail.message_index : end_index - tail.message_index]
+        distances = shifted(ends, -byte_position)
+        pieces = tail.views(byte_position, end_position)
+        times = TimeTable(tail.time_runs(message_index, end_index))
+        saved.append(
+            packs.writer(end_position - byte_position).add(
+                stream_id, message_index, byte_position, pieces, distances, times
+            )
+        )
+        message_index, byte_position = end_index, end_position
     return saved
 
 

@@ -133,10 +133,10 @@ def _merge(fresh: PackPair, sources: dict[int, Pack], stream_id: int, group: lis
         index_at = ends_offset(extent)
         times_at = index_at + 4 * extent.messages
         extent_ends = view[index_at:times_at]
-        shift = extent.position - first.position
+        shift = extent.byte_position - first.byte_position
         if shift:
             ends.extend(shifted(extent_ends.cast("I"), shift))
         else:
             ends.frombytes(extent_ends)
         times.join(read_table(view, times_at) if pack.has_times else unknown_times(extent.messages))
-    return fresh.writer(ends[-1]).add(stream_id, first.first_index, first.position, pieces, ends, times)
+    return fresh.writer(ends[-1]).add(stream_id, first.first_index, first.byte_position, pieces, ends, times)

@@ -47,14 +47,14 @@ class Finding(NamedTuple):
     path: Path
     stream: str | None
     """The stream that is affected, if it is known."""
-    position: int | None
+    byte_position: int | None
     """The first position of the stream that may be affected."""
     what: str
 
     def __str__(self) -> str:
         if self.stream is None:
             return self.what
-        return f"{self.stream} is damaged from position {self.position}: {self.what}"
+        return f"{self.stream} is damaged from position {self.byte_position}: {self.what}"
 
 
 class PackTools:
@@ -196,8 +196,8 @@ def _affected(
     for (stream_id, extent), index_end in zip(found, starts[1:], strict=True):
         if extent.offset < damage.offset + PAGE_BYTES and damage.offset < index_end and name_of(stream_id) is not None:
             is_unused = False
-            position = extent.position + min(max(damage.offset - extent.offset, 0), extent.length)
-            yield Finding(path, name_of(stream_id), position, str(damage))
+            byte_position = extent.byte_position + min(max(damage.offset - extent.offset, 0), extent.length)
+            yield Finding(path, name_of(stream_id), byte_position, str(damage))
     if is_unused:
         yield Finding(path, None, None, f"{damage} (no existing stream has bytes there)")
 
@@ -211,7 +211,7 @@ def _index_findings(
         times = StoredTimes(*(column[:] for column in pack.times(extent)))
         if not is_in_order or not times.is_valid(extent.messages):
             name = name_of(stream_id) or f"stream {stream_id:016x}"
-            yield Finding(path, name, extent.position, f"{path}: the index at byte {extent.offset} is invalid")
+            yield Finding(path, name, extent.byte_position, f"{path}: the index at byte {extent.offset} is invalid")
 
 
 def _numbers(filesystem: Filesystem, directory: Path, numbers: Callable[[Filesystem, Path], list[int]]) -> list[int]:
@@ -252,7 +252,7 @@ class PackBulkLoad:
             for length in run.lengths:
                 end += length
                 ends.append(end)
-            self._pack().add(image.id, run.index, run.position, run.pieces, ends, TimeTable(run.times))
+            self._pack().add(image.id, run.message_index, run.byte_position, run.pieces, ends, TimeTable(run.times))
         self._kept.append(SavedState(image.id, 0, image))
 
     def add_document(self, document: Document) -> None:

@@ -51,7 +51,7 @@ reserves them one by one."""
 _PADDING: Final = tuple(map(bytes, range(4)))
 _HEADER: Final = struct.Struct("<8sQ")
 _ENTRY: Final = struct.Struct("<6Q")
-"""An entry of the directory: stream, offset, index, position, count, length."""
+"""An entry of the directory: stream, offset, message index, byte position, count, length."""
 _TRAILER: Final = struct.Struct("<8sQIQQII")
 """Magic, number, page size, offset of the checksums, offset of the directory, and the checksums of these two."""
 _CHECKSUM: Final = struct.Struct("<I")
@@ -104,7 +104,7 @@ def pack_number(name: str) -> int | None:
 
 
 class PackWriter:
-    """Writes one pack. Extents are added in order of stream id, and of position within a stream."""
+    """Writes one pack. Extents are added in order of stream id, and of byte position within a stream."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, number: int, tier: int, born: int) -> None:
         self._filesystem = filesystem
@@ -122,8 +122,8 @@ class PackWriter:
     def add(
         self,
         stream_id: int,
-        index: int,
-        position: int,
+        message_index: int,
+        byte_position: int,
         pieces: Iterable[Bytes],
         ends: array[int],
         times: TimeTable,
@@ -142,9 +142,9 @@ class PackWriter:
         self._put(memoryview(ends).cast("B"))
         self._put(times.encoded())
         self._flush()
-        self._directory += _ENTRY.pack(stream_id, offset, index, position, len(ends), length)
+        self._directory += _ENTRY.pack(stream_id, offset, message_index, byte_position, len(ends), length)
         self._data_bytes += length
-        return Extent(self.number, offset, index, position, len(ends), length)
+        return Extent(self.number, offset, message_index, byte_position, len(ends), length)
 
     @property
     def data_bytes(self) -> int:
@@ -296,13 +296,13 @@ class Pack:
         return StoredTimes(PackColumn(self, start, runs, "I"), PackColumn(self, start + 4 * runs, runs, "Q"))
 
     def extents(self) -> Iterator[Located]:
-        """The extents of the pack, in order of stream id and position."""
+        """The extents of the pack, in order of stream id and byte position."""
         number = self.info.number
-        for stream_id, offset, index, position, count, length in self.directory():
-            yield Located(stream_id, Extent(number, offset, index, position, count, length))
+        for stream_id, offset, message_index, byte_position, count, length in self.directory():
+            yield Located(stream_id, Extent(number, offset, message_index, byte_position, count, length))
 
     def directory(self) -> Iterator[tuple[int, ...]]:
-        """Stream id, offset, index, position, messages and length of each extent, in order."""
+        """Stream id, offset, message index, byte position, messages and length of each extent, in order."""
         directory = self._mapped.read(self._directory_at, self.info.size - _TRAILER_BYTES - self._directory_at)
         if crc32(directory) != self._directory_sum:
             raise CorruptError(
@@ -389,63 +389,65 @@ class PackColumn(Sequence[int]):
 
 
 class PackRun:
-    __slots__ = ("_extent", "_pack", "end_index", "end_position", "index", "position")
+    __slots__ = ("_extent", "_pack", "byte_position", "end_index", "end_position", "message_index")
 
     def __init__(self, pack: Pack, extent: Extent) -> None:
         self._pack = pack
         self._extent = extent
-        self.index = extent.first_index
-        self.position = extent.position
+        self.message_index = extent.first_index
+        self.byte_position = extent.byte_position
         self.end_index = extent.end_index
         self.end_position = extent.end_position
 
-    def boundary(self, index: int) -> int | None:
-        at = index - self.index
+    def boundary(self, message_index: int) -> int | None:
+        at = message_index - self.message_index
         if at == 0:
-            return self.position
+            return self.byte_position
         if not 0 < at <= self._extent.messages:
             return None
-        with self._locating(self.position):
-            return self.position + self._pack.ends(self._extent)[at - 1]
+        with self._locating(self.byte_position):
+            return self.byte_position + self._pack.ends(self._extent)[at - 1]
 
-    def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        low = index - self.index
+    def cut(self, message_index: int, byte_position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        low = message_index - self.message_index
         ends = self._pack.ends(self._extent)
-        with self._locating(position):
-            at = bisect_right(ends, position + max_bytes - self.position, low, end_index - self.index)
+        with self._locating(byte_position):
+            at = bisect_right(ends, byte_position + max_bytes - self.byte_position, low, end_index - self.message_index)
             at = max(at, low + 1)
-            return self.index + at, self.position + ends[at - 1]
+            return self.message_index + at, self.byte_position + ends[at - 1]
 
-    def lengths(self, index: int, end_index: int) -> list[int]:
-        low = index - self.index
-        with self._locating(self.position):
-            ends = self._pack.ends(self._extent)[max(low - 1, 0) : end_index - self.index].tolist()
+    def lengths(self, message_index: int, end_index: int) -> list[int]:
+        low = message_index - self.message_index
+        with self._locating(self.byte_position):
+            ends = self._pack.ends(self._extent)[max(low - 1, 0) : end_index - self.message_index].tolist()
         starts = ends[:-1] if low else [0, *ends[:-1]]
         return [end - start for start, end in zip(starts, ends[1:] if low else ends, strict=True)]
 
-    def arrivals(self, index: int, end_index: int) -> list[TimeRun]:
-        with self._locating(self.position):
-            return self._pack.times(self._extent).between(index - self.index, end_index - self.index)
+    def arrivals(self, message_index: int, end_index: int) -> list[TimeRun]:
+        with self._locating(self.byte_position):
+            return self._pack.times(self._extent).between(
+                message_index - self.message_index, end_index - self.message_index
+            )
 
     def first_since(self, at_ms: int) -> int:
-        with self._locating(self.position):
-            return self.index + self._pack.times(self._extent).first_since(at_ms)
+        with self._locating(self.byte_position):
+            return self.message_index + self._pack.times(self._extent).first_since(at_ms)
 
-    def read(self, position: int, end_position: int) -> tuple[memoryview]:
-        start = self._extent.offset + position - self.position
+    def read(self, byte_position: int, end_position: int) -> tuple[memoryview]:
+        start = self._extent.offset + byte_position - self.byte_position
         try:
-            return (self._pack.data(start, start + end_position - position),)
+            return (self._pack.data(start, start + end_position - byte_position),)
         except DamagedPageError as damage:
-            raise DamagedRangeError(position + max(damage.offset - start, 0), str(damage)) from damage
+            raise DamagedRangeError(byte_position + max(damage.offset - start, 0), str(damage)) from damage
         except OSError as error:
-            raise DamagedRangeError(position, f"{self._pack.path} cannot be read: {error}") from error
+            raise DamagedRangeError(byte_position, f"{self._pack.path} cannot be read: {error}") from error
 
     @contextmanager
-    def _locating(self, position: int) -> Iterator[None]:
-        """Report damage to the index with the position in the stream."""
+    def _locating(self, byte_position: int) -> Iterator[None]:
+        """Report damage to the index with the byte position in the stream."""
         try:
             yield
         except DamagedPageError as damage:
-            raise DamagedRangeError(position, f"{damage} (its index)") from damage
+            raise DamagedRangeError(byte_position, f"{damage} (its index)") from damage
         except OSError as error:
-            raise DamagedRangeError(position, f"{self._pack.path} cannot be read: {error}") from error
+            raise DamagedRangeError(byte_position, f"{self._pack.path} cannot be read: {error}") from error

@@ -180,7 +180,7 @@ class PackStore:
     def run(self, stream_id: int, extent: Extent) -> PackRun:
         return PackRun(self.pack_set.pack(extent.pack), extent)
 
-    def release(self, stream_id: int, blob: bytes, position: int) -> None:
+    def release(self, stream_id: int, blob: bytes, byte_position: int) -> None:
         self.pack_set.remove_live(blob)
 
     # -- a checkpoint ----------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class Recovery:
         start = (state.message_index, state.byte_position)
         if blob:
             first = extents.at(blob, 0)
-            start = (first.first_index, first.position)
+            start = (first.first_index, first.byte_position)
         if start > base and not state.deleted:
             # That is correct only if the missing part was trimmed, so that it cannot be read any more.
             self._missing[state.id] = (state.name, start, state.accessed_ms)
@@ -197,8 +197,8 @@ class Recovery:
         for stream_id in logged.removed:
             self._remove(stream_id)
 
-    def _note_retained(self, stream_id: int, position: int) -> None:
-        if stream_id in self._missing and position >= self._missing[stream_id][1][1]:
+    def _note_retained(self, stream_id: int, byte_position: int) -> None:
+        if stream_id in self._missing and byte_position >= self._missing[stream_id][1][1]:
             del self._missing[stream_id]
 
     def _remove(self, stream_id: int) -> None:
