@@ -146,9 +146,9 @@ class ManualScheduler:
 class Durable:
     """The durable state of one incarnation."""
 
-    def __init__(self, name: str, index: int, closed: bool) -> None:
+    def __init__(self, name: str, message_index: int, closed: bool) -> None:
         self.name = name
-        self.index = index
+        self.message_index = message_index
         self.closed = closed
         self.deleted = False
 
@@ -201,26 +201,28 @@ class WatchedStorage:
                 self._note(committed.record)
             self.on_publish(committed)
 
-    def boundary(self, stream_id: int, index: int) -> int | None:
-        return self._inner.boundary(stream_id, index)
+    def boundary(self, stream_id: int, message_index: int) -> int | None:
+        return self._inner.boundary(stream_id, message_index)
 
-    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
-        return self._inner.cut(stream_id, index, position, end_index, max_bytes)
+    def cut(
+        self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
+    ) -> tuple[int, int]:
+        return self._inner.cut(stream_id, message_index, byte_position, end_index, max_bytes)
 
-    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
-        return self._inner.lengths(stream_id, index, end_index)
+    def lengths(self, stream_id: int, message_index: int, end_index: int) -> Sequence[int]:
+        return self._inner.lengths(stream_id, message_index, end_index)
 
-    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
-        return self._inner.arrivals(stream_id, index, end_index)
+    def arrivals(self, stream_id: int, message_index: int, end_index: int) -> Sequence[TimeRun]:
+        return self._inner.arrivals(stream_id, message_index, end_index)
 
     def first_since(self, stream_id: int, at_ms: int) -> int:
         return self._inner.first_since(stream_id, at_ms)
 
-    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
-        return self._inner.read(stream_id, position, end_position)
+    def read(self, stream_id: int, byte_position: int, end_position: int) -> Sequence[bytes | memoryview]:
+        return self._inner.read(stream_id, byte_position, end_position)
 
-    def trim(self, stream_id: int, index: int, position: int) -> None:
-        self._inner.trim(stream_id, index, position)
+    def trim(self, stream_id: int, message_index: int, byte_position: int) -> None:
+        self._inner.trim(stream_id, message_index, byte_position)
 
     def maintain(self, image_of: ImageOf) -> None:
         self._inner.maintain(image_of)
@@ -243,7 +245,7 @@ class WatchedStorage:
             self.durable[record.id] = Durable(record.name, base + len(record.lengths), record.closed)
         elif type(record) is Append:
             state = self.durable[record.id]
-            state.index = record.message_index + len(record.lengths)
+            state.message_index = record.message_index + len(record.lengths)
             state.closed = state.closed or record.close
         elif type(record) is Delete:
             self.durable[record.id].deleted = True

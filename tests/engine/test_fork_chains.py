@@ -54,14 +54,16 @@ def chain() -> Rig:
     return rig
 
 
-@pytest.mark.parametrize("index", [0, 1, DEPTH // 2, DEPTH - 2])
-def test_read_of_a_few_messages_takes_few_steps(chain: Rig, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("message_index", [0, 1, DEPTH // 2, DEPTH - 2])
+def test_read_of_a_few_messages_takes_few_steps(
+    chain: Rig, message_index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = chain.engine.look_up(f"s{DEPTH - 1}")
     reader = chain.engine.reader
     counted = CountedStream(monkeypatch)
-    assert reader.boundary(stream, index) == 2 * index
-    chunk = reader.chunk(stream, Offset(index, 2 * index), 2)
-    assert b"".join(reader.buffers(chunk)) == b"%02d" % (index % 100)
+    assert reader.boundary(stream, message_index) == 2 * message_index
+    chunk = reader.chunk(stream, Offset(message_index, 2 * message_index), 2)
+    assert b"".join(reader.buffers(chunk)) == b"%02d" % (message_index % 100)
     assert 0 < counted.steps < 4 * STEPS_MAX
 
 
@@ -118,12 +120,12 @@ def test_forks_at_any_point_read_what_their_sources_had(seed: int) -> None:
         stream = rig.engine.look_up(name)
         for limit in (1, 7, 1000):
             assert rig.read(name, limit) == b"".join(expected)
-        position = 0
-        for index, body in enumerate(expected):
-            assert reader.boundary(stream, index) == position
-            chunk = reader.chunk(stream, Offset(index, position), 10_000)
-            assert reader.lengths(chunk) == [len(each) for each in expected[index:]]
-            position += len(body)
+        byte_position = 0
+        for message_index, body in enumerate(expected):
+            assert reader.boundary(stream, message_index) == byte_position
+            chunk = reader.chunk(stream, Offset(message_index, byte_position), 10_000)
+            assert reader.lengths(chunk) == [len(each) for each in expected[message_index:]]
+            byte_position += len(body)
         answers = split(rig, stream, 5)
         rig.scheduler.run_until_idle()
         (ends,) = answers

@@ -27,8 +27,8 @@ def fork_of(rig: Rig, name: str, source: LiveStream, offset: Offset) -> LiveStre
     return rig.engine.look_up(name)
 
 
-def token(stream: LiveStream, index: int, position: int) -> str:
-    return format_token(index, position, stream.id)
+def token(stream: LiveStream, message_index: int, byte_position: int) -> str:
+    return format_token(message_index, byte_position, stream.id)
 
 
 def resolve(rig: Rig, stream: LiveStream, text: str) -> Offset:

@@ -26,20 +26,22 @@ class DamagedStorage(JournalStorage):
     damaged: Any = None
     trims_fail = False
 
-    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+    def cut(
+        self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
+    ) -> tuple[int, int]:
         if stream_id == self.damaged:
             raise CorruptError("an index page is damaged")
-        return super().cut(stream_id, index, position, end_index, max_bytes)
+        return super().cut(stream_id, message_index, byte_position, end_index, max_bytes)
 
-    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
+    def lengths(self, stream_id: int, message_index: int, end_index: int) -> Sequence[int]:
         if stream_id == self.damaged:
             raise CorruptError("an index page is damaged")
-        return super().lengths(stream_id, index, end_index)
+        return super().lengths(stream_id, message_index, end_index)
 
-    def trim(self, stream_id: int, index: int, position: int) -> None:
+    def trim(self, stream_id: int, message_index: int, byte_position: int) -> None:
         if stream_id == self.damaged and self.trims_fail:
             raise CorruptError("an index page is damaged")
-        super().trim(stream_id, index, position)
+        super().trim(stream_id, message_index, byte_position)
 
 
 class RestartableRig(Rig):

@@ -107,7 +107,7 @@ class MachineState(RuleBasedStateMachine):
             return
         assert incarnation in self.ids, f"{what} was answered before its stream was durable"
         durable = self.storage.durable[self.ids[incarnation]]
-        assert durable.index >= depends_on[0], f"{what} was answered before its data was durable"
+        assert durable.message_index >= depends_on[0], f"{what} was answered before its data was durable"
         assert durable.closed or not depends_on[1], f"{what} was answered before the closure was durable"
         assert durable.deleted or not deleted, f"{what} was answered before the deletion was durable"
 
@@ -185,10 +185,10 @@ class MachineState(RuleBasedStateMachine):
         some: list[str | None] = [None, "-1", "now", str(Offset(0, 0))]
         if incarnation is not None:
             some += [incarnation.token(count) for count in range(len(incarnation.log) + 1)] * 2
-            index, position = len(incarnation.log), incarnation.size(len(incarnation.log))
+            message_index, byte_position = len(incarnation.log), incarnation.size(len(incarnation.log))
             some += [
-                str(Offset(index, position + 1)),
-                str(Offset(index + 1, position + 1)),
+                str(Offset(message_index, byte_position + 1)),
+                str(Offset(message_index + 1, byte_position + 1)),
                 str(Offset(1, 1)),
                 "nonsense",
             ]

@@ -517,9 +517,9 @@ def _ack_of(link: Link, share: int) -> Ack:
         return Ack(link.name, str(tail))
     if share == 0:
         return Ack(link.name, str(cursor))
-    index = cursor.message_index + 1
-    position = link.subscription.owner._engine.reader.boundary(link.stream, index)  # type: ignore[attr-defined]
-    return Ack(link.name, str(Offset(index, position)))
+    message_index = cursor.message_index + 1
+    byte_position = link.subscription.owner._engine.reader.boundary(link.stream, message_index)  # type: ignore[attr-defined]
+    return Ack(link.name, str(Offset(message_index, byte_position)))
 
 
 def _reported_offsets(delivery: Delivery) -> list[tuple[tuple[str, int], Offset]]:

@@ -27,27 +27,29 @@ class CheckedStorage:
         self._by_id = by_id
         self._reported: set[int] = set()
 
-    def boundary(self, stream_id: int, index: int) -> int | None:
+    def boundary(self, stream_id: int, message_index: int) -> int | None:
         try:
-            return self._storage.boundary(stream_id, index)
+            return self._storage.boundary(stream_id, message_index)
         except StorageError as error:
             raise self._refusal(stream_id, error) from error
 
-    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+    def cut(
+        self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
+    ) -> tuple[int, int]:
         try:
-            return self._storage.cut(stream_id, index, position, end_index, max_bytes)
+            return self._storage.cut(stream_id, message_index, byte_position, end_index, max_bytes)
         except StorageError as error:
             raise self._refusal(stream_id, error) from error
 
-    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
+    def lengths(self, stream_id: int, message_index: int, end_index: int) -> Sequence[int]:
         try:
-            return self._storage.lengths(stream_id, index, end_index)
+            return self._storage.lengths(stream_id, message_index, end_index)
         except StorageError as error:
             raise self._refusal(stream_id, error) from error
 
-    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
+    def arrivals(self, stream_id: int, message_index: int, end_index: int) -> Sequence[TimeRun]:
         try:
-            return self._storage.arrivals(stream_id, index, end_index)
+            return self._storage.arrivals(stream_id, message_index, end_index)
         except StorageError as error:
             raise self._refusal(stream_id, error) from error
 
@@ -57,9 +59,9 @@ class CheckedStorage:
         except StorageError as error:
             raise self._refusal(stream_id, error) from error
 
-    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
+    def read(self, stream_id: int, byte_position: int, end_position: int) -> Sequence[bytes | memoryview]:
         try:
-            return self._storage.read(stream_id, position, end_position)
+            return self._storage.read(stream_id, byte_position, end_position)
         except StorageError as error:
             raise self._refusal(stream_id, error) from error
 

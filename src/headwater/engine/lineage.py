@@ -25,20 +25,20 @@ class Lineages:
         lineage = stream.lineage
         return lineage if lineage is not None else self._compute(stream)
 
-    def owner(self, stream: LiveStream, index: int) -> LiveStream:
-        """The nearest of the stream and its ancestors whose data begins at `index` or before."""
-        while stream.base_index > index:
+    def owner(self, stream: LiveStream, message_index: int) -> LiveStream:
+        """The nearest of the stream and its ancestors whose data begins at `message_index` or before."""
+        while stream.base_index > message_index:
             lineage = self.of(stream)
-            stream = lineage.jump if lineage.jump.base_index > index else lineage.origin
+            stream = lineage.jump if lineage.jump.base_index > message_index else lineage.origin
         return stream
 
-    def below(self, stream: LiveStream, position: int) -> tuple[LiveStream, LiveStream | None]:
-        """The nearest of the stream and its ancestors whose data begins at `position` or before, and its
+    def below(self, stream: LiveStream, byte_position: int) -> tuple[LiveStream, LiveStream | None]:
+        """The nearest of the stream and its ancestors whose data begins at `byte_position` or before, and its
         predecessor."""
         previous = None
-        while stream.base_position > position:
+        while stream.base_position > byte_position:
             lineage = self.of(stream)
-            if lineage.jump.base_position > position:
+            if lineage.jump.base_position > byte_position:
                 stream = lineage.jump
             else:
                 previous, stream = stream, lineage.origin

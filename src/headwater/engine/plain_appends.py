@@ -96,8 +96,8 @@ class PlainAppends:
         quota.take(start_position - stream.floor_position, size)
         # The times of a stream's messages never decrease, even if the clock is set back.
         at_ms = max(self._clock.now_ms(), stream.written_ms)
-        index = start_index + count
-        position = start_position + size
+        message_index = start_index + count
+        byte_position = start_position + size
         apply_plain_append(stream, count, size, at_ms)
         metrics = self._metrics
         metrics.appends += 1
@@ -106,11 +106,11 @@ class PlainAppends:
         memory = self._memory
         if memory is not None and stream.followers is None and not committer.publishes_all:
             memory.extend(stream.id, payload, lengths, at_ms)
-            stream.durable_index = index
-            stream.durable_position = position
-            return native.offset_token(index, position, stream.id)
+            stream.durable_index = message_index
+            stream.durable_position = byte_position
+            return native.offset_token(message_index, byte_position, stream.id)
         record = Append(stream.id, at_ms, start_index, start_position, payload, lengths)
-        result = Appended(AppendOutcome.ACCEPTED, index, position, False, None, stream.id)
+        result = Appended(AppendOutcome.ACCEPTED, message_index, byte_position, False, None, stream.id)
         stream.in_flight += 1
         record_size = RECORD_OVERHEAD_BYTES + size + LENGTH_BYTES * count
         committer.submit(CommitEntry(stream, record, (), done, result), record_size)

@@ -129,38 +129,38 @@ class StreamReader:
     def fork_point(self, source: LiveStream, requested: ForkRequest) -> ForkPoint:
         """Where a fork begins: at an offset, plus some messages of a JSON stream or some bytes of a message."""
         start = self.resolve(source, requested.offset if requested.offset is not None else NOW)
-        index, position = start.message_index, start.byte_position
+        message_index, byte_position = start.message_index, start.byte_position
         if requested.sub_offset:
             if source.type.json:
-                index += requested.sub_offset
-                after = self.boundary(source, index) if index <= source.durable_index else None
+                message_index += requested.sub_offset
+                after = self.boundary(source, message_index) if message_index <= source.durable_index else None
                 if after is None:
                     raise InvalidOffset(
                         f"There are fewer than {requested.sub_offset} messages after the fork offset; send a smaller"
                         " Stream-Fork-Sub-Offset."
                     )
-                position = after
+                byte_position = after
             else:
-                index += 1
-                after = self.boundary(source, index) if index <= source.durable_index else None
-                position += requested.sub_offset
-                if after is None or position > after:
+                message_index += 1
+                after = self.boundary(source, message_index) if message_index <= source.durable_index else None
+                byte_position += requested.sub_offset
+                if after is None or byte_position > after:
                     raise InvalidOffset(
                         f"The message at the fork offset has fewer than {requested.sub_offset} bytes; send a smaller"
                         " Stream-Fork-Sub-Offset."
                     )
-        return ForkPoint(source.id, source.name, index, position, requested.offset, requested.sub_offset)
+        return ForkPoint(source.id, source.name, message_index, byte_position, requested.offset, requested.sub_offset)
 
-    def boundary(self, stream: LiveStream, index: int) -> int | None:
-        """The byte position after `index` messages of the stream, also of inherited ones."""
-        if index == stream.durable_index:
+    def boundary(self, stream: LiveStream, message_index: int) -> int | None:
+        """The byte position after `message_index` messages of the stream, also of inherited ones."""
+        if message_index == stream.durable_index:
             return stream.durable_position
-        if index <= stream.durable_retained_index:
-            return stream.durable_retained_position if index == stream.durable_retained_index else None
-        owner = self._lineages.owner(stream, index)
-        if owner.fork is not None and index == owner.base_index:
+        if message_index <= stream.durable_retained_index:
+            return stream.durable_retained_position if message_index == stream.durable_retained_index else None
+        owner = self._lineages.owner(stream, message_index)
+        if owner.fork is not None and message_index == owner.base_index:
             return owner.base_position
-        return self._storage.boundary(owner.id, index)
+        return self._storage.boundary(owner.id, message_index)
 
     def chunk(self, stream: LiveStream, start: Offset, max_bytes: int) -> ReadChunk:
         """The messages from `start` that fit into `max_bytes`, at least one if there is one."""
@@ -189,9 +189,9 @@ class StreamReader:
         """The end of the first `count` messages of a range, or the end of the range if it has fewer."""
         if end.message_index - start.message_index <= count:
             return end
-        position = self.boundary(stream, start.message_index + count)
-        assert position is not None, "the range is durable"
-        return Offset(start.message_index + count, position)
+        byte_position = self.boundary(stream, start.message_index + count)
+        assert byte_position is not None, "the range is durable"
+        return Offset(start.message_index + count, byte_position)
 
     def buffers(self, chunk: ReadChunk) -> list[Buffer]:
         """The bytes of a chunk, in order."""
@@ -216,28 +216,28 @@ class StreamReader:
 
     def _slices(self, chunk: ReadChunk, *, waits: bool, size: int) -> Iterator[Buffer]:
         for span in chunk.spans:
-            position = span.start.byte_position
-            while position < span.end.byte_position:
-                until = min(position + size, span.end.byte_position)
+            byte_position = span.start.byte_position
+            while byte_position < span.end.byte_position:
+                until = min(byte_position + size, span.end.byte_position)
                 owner = self._by_id.get(span.stream_id)
                 if owner is None:
                     raise StreamNotFound(
                         f"Stream {chunk.stream.name!r} was deleted while it was being read; discard its offsets."
                     )
-                if position < owner.floor_position:
+                if byte_position < owner.floor_position:
                     raise OffsetGone(
                         f"Stream {chunk.stream.name!r} was trimmed while it was being read; read its earliest offset"
                         " with HEAD."
                     )
                 try:
-                    pieces = self._storage.read(span.stream_id, position, until)
+                    pieces = self._storage.read(span.stream_id, byte_position, until)
                 except ColdRead as miss:
                     if not waits:
                         raise
                     yield pending(miss)
                     continue
                 yield from pieces
-                position = until
+                byte_position = until
 
     def lengths(self, chunk: ReadChunk) -> list[int]:
         """The length of each message of a chunk."""
@@ -273,19 +273,22 @@ class StreamReader:
         """
         if at_ms > stream.written_ms:
             return Offset(stream.durable_index, stream.durable_position)
-        owner, index = stream, stream.durable_index
+        owner, message_index = stream, stream.durable_index
         while owner.fork is not None and at_ms <= owner.created_ms and owner.base_index > stream.durable_retained_index:
             # Its own messages arrived after its creation, and all earlier ones before that.
-            index = min(index, owner.base_index)
+            message_index = min(message_index, owner.base_index)
             owner = self._lineages.of(owner).origin
         first = max(owner.base_index, owner.floor_index, stream.durable_retained_index)
-        index = max(min(index, self._storage.first_since(owner.id, at_ms)), first)
-        if index > first and self._storage.arrivals(owner.id, index - 1, index)[0].at_ms == UNKNOWN_MS:
+        message_index = max(min(message_index, self._storage.first_since(owner.id, at_ms)), first)
+        if (
+            message_index > first
+            and self._storage.arrivals(owner.id, message_index - 1, message_index)[0].at_ms == UNKNOWN_MS
+        ):
             mark = stream.ages.last_until(at_ms - 1) if stream.ages is not None else None
-            index = max(first, min(index, mark[0])) if mark is not None else first
-        position = self.boundary(stream, index)
-        assert position is not None, "the message is retained"
-        return Offset(index, position)
+            message_index = max(first, min(message_index, mark[0])) if mark is not None else first
+        byte_position = self.boundary(stream, message_index)
+        assert byte_position is not None, "the message is retained"
+        return Offset(message_index, byte_position)
 
     def _spans(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> list[IncarnationSpan]:
         """The run from `start` to `end`, or as much of it as fits into `max_bytes`, oldest incarnation first."""

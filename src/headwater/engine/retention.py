@@ -178,9 +178,9 @@ class RetentionKeeper:
                 floor = min(floor, pin.offset)
         needs = self._needs_by_source.get(stream.id)
         while needs:
-            index, position, fork_id = needs[0]
-            if self._needs.get(fork_id) == Offset(index, position):
-                return min(floor, Offset(index, position))
+            message_index, byte_position, fork_id = needs[0]
+            if self._needs.get(fork_id) == Offset(message_index, byte_position):
+                return min(floor, Offset(message_index, byte_position))
             heapq.heappop(needs)
         return floor
 
