@@ -24,7 +24,7 @@ from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
 from headwater.http.server import build_context
 from headwater.storage.memory import MemoryStorage
-from tests.pressure.clients import position
+from tests.pressure.clients import byte_position
 from tests.waiting import connections_idle
 
 NAME = "/v1/stream/s"
@@ -38,7 +38,7 @@ def request(method: str, body: bytes = b"") -> bytes:
 def status_and_tail(response: bytes) -> tuple[int, int]:
     found = re.search(rb"(?i)stream-next-offset: (\S+)", response)
     assert found is not None, response
-    return int(response.split(b" ")[1]), position(found[1].decode())
+    return int(response.split(b" ")[1]), byte_position(found[1].decode())
 
 
 class Tunnelled:

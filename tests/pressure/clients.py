@@ -106,7 +106,7 @@ class FleetWorkload(Workload):
         return self._fleet.link()
 
 
-def position(token: str) -> int:
+def byte_position(token: str) -> int:
     return int(token.split("_")[1], 16)
 
 
@@ -132,7 +132,7 @@ async def logged(fleet: Fleet, link: Link, operation: Operation, method: str, ta
     if reply.status == 404:
         fleet.history.end(operation, "missing")
         return reply
-    operation.end = position(reply.headers.get("stream-next-offset", "0_0"))
+    operation.end = byte_position(reply.headers.get("stream-next-offset", "0_0"))
     operation.up_to_date = reply.headers.get("stream-up-to-date") == "true"
     fleet.history.end(operation, _outcome(operation, reply))
     fleet.counts["answered"] += 1
@@ -218,7 +218,7 @@ async def listen(fleet: Fleet, path: str) -> None:
                         continue
                     operation = fleet.history.begin("read", path, data, start=at)
                     token = json.loads(event.data)["streamNextOffset"]
-                    at = operation.end = position(token)
+                    at = operation.end = byte_position(token)
                     fleet.history.end(operation, "ok")
                     fleet.counts["events"] += 1
                     data = b""

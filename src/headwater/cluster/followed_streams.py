@@ -41,9 +41,9 @@ _decode: Final = msgspec.msgpack.Decoder(TailUpdate | TailGone).decode
 class KeptTails(MemoryStorage):
     """The bytes of followed streams."""
 
-    def begin(self, stream_id: int, index: int, position: int) -> None:
+    def begin(self, stream_id: int, message_index: int, byte_position: int) -> None:
         self.forget(stream_id)
-        self._tails[stream_id] = Tail(index, position)
+        self._tails[stream_id] = Tail(message_index, byte_position)
 
     def extend(self, stream_id: int, data: bytes, lengths: Sequence[int], at_ms: int) -> None:
         if data:
@@ -72,7 +72,7 @@ class FollowedStream:
     def __init__(self, owner: int, update: TailUpdate) -> None:
         self.owner: Final = owner
         self.stream: Final = MirroredStream(msgspec.structs.replace(image_of(update.stream), fork=None))
-        self.kept_index = update.index
+        self.kept_index = update.message_index
         self.retained_index = update.stream.retained_index
         self.leaving: asyncio.TimerHandle | None = None
         self.is_waking = False
@@ -246,15 +246,15 @@ class FollowedStreams:
         stream = found.stream
         self._followed[stream.id] = self._by_name[stream.name] = found
         self._by_id[stream.id] = stream
-        self._storage.begin(stream.id, update.index, update.position)
+        self._storage.begin(stream.id, update.message_index, update.byte_position)
         self._linger(found)
         return found
 
     def _apply(self, found: FollowedStream, update: TailUpdate) -> None:
         stream, state = found.stream, update.stream
-        if not update.is_first and update.index != stream.durable_index:
+        if not update.is_first and update.message_index != stream.durable_index:
             # A gap: readers at earlier offsets cannot be served here.
-            self._storage.begin(stream.id, update.index, update.position)
+            self._storage.begin(stream.id, update.message_index, update.byte_position)
         self._storage.extend(stream.id, update.data, update.lengths, state.written_ms)
         kept_index, kept_position = self._storage.shrink(stream.id)
         found.kept_index, found.retained_index = kept_index, state.retained_index

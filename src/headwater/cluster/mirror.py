@@ -227,10 +227,10 @@ class AllStreamsReader:
         self._placed = token.offset
         return token.offset
 
-    def boundary(self, stream: LiveStream, index: int) -> int | None:
+    def boundary(self, stream: LiveStream, message_index: int) -> int | None:
         if stream.id not in self._owners:
-            return self._reader.boundary(stream, index)
-        return self._placed.byte_position if index == self._placed.message_index else None
+            return self._reader.boundary(stream, message_index)
+        return self._placed.byte_position if message_index == self._placed.message_index else None
 
     def chunk(self, stream: LiveStream, start: Offset, max_bytes: int) -> ReadChunk:
         return self._reader.chunk(stream, start, max_bytes)

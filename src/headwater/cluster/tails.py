@@ -30,12 +30,12 @@ CONGESTED_S: Final = 0.02
 
 
 class TailUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
-    """Messages of a stream from (`index`, `position`) to its tail, and the other state that readers see."""
+    """Messages of a stream from (`message_index`, `byte_position`) to its tail, and the rest of what readers see."""
 
     stream: FedStream
     is_first: bool
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
     lengths: Sequence[int]
     data: bytes
 
@@ -166,10 +166,14 @@ class SentTail:
         first = stream.durable_position - WINDOW_BYTES
         while low < high:
             middle = (low + high) // 2
-            position = reader.boundary(stream, middle)
-            if position is not None and position >= first:
+            byte_position = reader.boundary(stream, middle)
+            if byte_position is not None and byte_position >= first:
                 high = middle
             else:
                 low = middle + 1
-        position = reader.boundary(stream, low)
-        return Offset(low, position) if position is not None else Offset(stream.durable_index, stream.durable_position)
+        byte_position = reader.boundary(stream, low)
+        return (
+            Offset(low, byte_position)
+            if byte_position is not None
+            else Offset(stream.durable_index, stream.durable_position)
+        )

@@ -34,7 +34,7 @@ from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.tiering.objects import Objects
 from headwater.storage.tiering.open import TierSettings, open_replicated
 from headwater.storage.tiering.tier import TieredFilesystem
-from tests.pressure.clients import position
+from tests.pressure.clients import byte_position
 from tests.pressure.history import History, Operation
 from tests.storage.tiering.driving import SMALL
 from tests.waiting import async_wait_until
@@ -57,7 +57,7 @@ def request(method: str, target: str, body: bytes = b"", **headers: str) -> byte
 def tail_of(response: bytes) -> int:
     found = re.search(rb"(?i)stream-next-offset: (\S+)", response)
     assert found is not None, response
-    return position(found[1].decode())
+    return byte_position(found[1].decode())
 
 
 def offset_of(response: bytes) -> str:
@@ -90,7 +90,7 @@ class StandbyScene:
         """That of the standby."""
         self.storage: StandbyStorage
         self.owners_storage: JournaledStorage
-        self.position: OwnerPosition
+        self.owner_position: OwnerPosition
         self.history = History()
 
     # -- the two processes -----------------------------------------------------------------------------------------
@@ -148,14 +148,14 @@ class StandbyScene:
         storage.journal = journal
         engine = self.engine = _engine(storage, storage.files, loop)
         peers = Peers(self._shard, 256)
-        self.position = OwnerPosition(engine, storage, peers)
+        self.owner_position = OwnerPosition(engine, storage, peers)
         context = build_context(Settings(), engine, None, loop, 16)
-        StandbyReads(context, Relay(peers, loop, 1.0), self.position)
+        StandbyReads(context, Relay(peers, loop, 1.0), self.owner_position)
         forward_questions(self._standbys, self._client)
         self.standby = await _connect(self._standbys, self._shard, peers, CLIENT)
         tasks = [
-            asyncio.create_task(follow_owner(engine, storage, self.position)),
-            asyncio.create_task(self.position.watch()),
+            asyncio.create_task(follow_owner(engine, storage, self.owner_position)),
+            asyncio.create_task(self.owner_position.watch()),
         ]
         try:
             await asyncio.wait((asyncio.ensure_future(warm.wait()), tasks[0]), return_when=asyncio.FIRST_COMPLETED)

@@ -132,7 +132,7 @@ def test_batch_whose_replication_is_unknown_is_not_shown(
 
 
 @pytest.mark.parametrize(
-    ("confirmed", "position", "applied"),
+    ("confirmed", "readable", "applied"),
     [
         ((0, 0), (1, 7, 5), 5),  # Nothing is confirmed: all but the last batch.
         ((1, 7), (1, 7, 5), 7),
@@ -144,11 +144,11 @@ def test_batch_whose_replication_is_unknown_is_not_shown(
     ],
 )
 def test_only_replicated_batches_are_applied(
-    confirmed: tuple[int, int], position: tuple[int, int, int], applied: int
+    confirmed: tuple[int, int], readable: tuple[int, int, int], applied: int
 ) -> None:
     journal = StandbyJournal("postgresql://", 0, waits_for_owner=True)
     journal.confirm(CommittedPosition(*confirmed))
-    assert journal._replicated(*position) == applied
+    assert journal._replicated(*readable) == applied
 
 
 def test_live_readers_of_a_standby_get_what_is_appended(run: Run) -> None:

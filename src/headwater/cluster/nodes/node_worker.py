@@ -73,7 +73,7 @@ class NodeWorker(ServingWorker):
         """The standbys on this node that serve reads."""
         self._readers = Peers(shard, shard_map.workers)
         """Of such a standby: the processes that have clients, which pass its questions on to the owner."""
-        self._position: OwnerPosition | None = None
+        self._owner_position: OwnerPosition | None = None
         self._links: ShardLinks | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -104,15 +104,15 @@ class NodeWorker(ServingWorker):
         assert isinstance(store.storage, StandbyStorage)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._control.fileno(), self._on_control)
-        position = self._position = OwnerPosition(engine, store.storage, self._readers)
+        owner_position = self._owner_position = OwnerPosition(engine, store.storage, self._readers)
         working = []
         if self._settings.cluster.standby_reads:
             settings = self._settings
             context = build_context(settings, engine, None, loop, settings.server.max_connections)
-            StandbyReads(context, Relay(self._readers, loop, settings.server.worker_wait_secs), position)
-            working = [loop.create_task(position.watch()), loop.create_task(sweep(context))]
+            StandbyReads(context, Relay(self._readers, loop, settings.server.worker_wait_secs), owner_position)
+            working = [loop.create_task(owner_position.watch()), loop.create_task(sweep(context))]
         try:
-            await follow_owner(engine, store.storage, position)
+            await follow_owner(engine, store.storage, owner_position)
         finally:
             for task in working:
                 task.cancel()
@@ -147,8 +147,8 @@ class NodeWorker(ServingWorker):
         self._epoch = epoch
         for peer in self._readers.all():
             peer.close()  # What it did not answer is relayed to the owner, which it will be.
-        if self._position is not None:
-            self._position.wake.set()
+        if self._owner_position is not None:
+            self._owner_position.wake.set()
 
     async def _begin(self, engine: Engine, store: Store) -> str:
         assert self._epoch is not None

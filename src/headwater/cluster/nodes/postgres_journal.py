@@ -79,7 +79,7 @@ class PostgresJournal:
         self._confirm_statement = _CONFIRM.format(condition)
         self._is_warned = False
         self._connection: Connection | None = None
-        found, seq = self._position()
+        found, seq = self._epoch_and_seq()
         if found != epoch:
             self.close()
             raise WriteFailedError(f"Shard {shard} was taken over by another node: its epoch is {found}, not {epoch}.")
@@ -142,7 +142,7 @@ class PostgresJournal:
             if not self._is_warned:
                 return True
         else:
-            epoch, seq = self._position()
+            epoch, seq = self._epoch_and_seq()
             if epoch != self.epoch:
                 raise WriteFailedError(f"Shard {self.shard} was taken over by another node.")
             if seq == old:
@@ -167,7 +167,7 @@ class PostgresJournal:
             connection.execute(statement, {"shard": self.shard, "epoch": self.epoch, **values}).fetchone() is not None
         )
 
-    def _position(self) -> tuple[int, int]:
+    def _epoch_and_seq(self) -> tuple[int, int]:
         row = self._connected().execute("SELECT epoch, seq FROM headwater.shard WHERE id = %s", [self.shard]).fetchone()
         if row is None:
             raise WriteFailedError(f"Postgres does not know shard {self.shard}; check cluster.postgres_url.")

@@ -121,7 +121,7 @@ class OwnerPosition:
         return CommittedPosition(*await through.ask(QUESTION, after_lsn))
 
 
-async def follow_owner(engine: Engine, storage: StandbyStorage, position: OwnerPosition) -> None:
+async def follow_owner(engine: Engine, storage: StandbyStorage, owner_position: OwnerPosition) -> None:
     """Apply what the owner commits, until the shard is taken over. The event loop never waits for Postgres."""
     loop = asyncio.get_running_loop()
     steps = storage.follow()
@@ -131,12 +131,12 @@ async def follow_owner(engine: Engine, storage: StandbyStorage, position: OwnerP
             step = next(steps, None)
             while step is not None:
                 if isinstance(step, FollowStep):
-                    position.on_applied()
+                    owner_position.on_applied()
                     applied = 0
                     if step is FollowStep.PAUSES:
                         with suppress(TimeoutError):
-                            await asyncio.wait_for(position.wake.wait(), FOLLOW_S)
-                        position.wake.clear()
+                            await asyncio.wait_for(owner_position.wake.wait(), FOLLOW_S)
+                        owner_position.wake.clear()
                     elif step is FollowStep.BLOCKS:
                         step = await loop.run_in_executor(thread, next, steps, None)
                         continue
@@ -155,16 +155,16 @@ async def follow_owner(engine: Engine, storage: StandbyStorage, position: OwnerP
 class StandbyReads:
     """The server of the standby. It stops when the connections to the other processes are closed."""
 
-    def __init__(self, context: Context, relay: Relay, position: OwnerPosition) -> None:
+    def __init__(self, context: Context, relay: Relay, owner_position: OwnerPosition) -> None:
         self._context = context
         self._relay = relay
-        self._position = position
+        self._owner_position = owner_position
         self._pool = TunnelPool(StandbyRouter(READ_ROUTES))
         relay.peers.open_server = self._open
 
     def _open(self, peer: Peer, number: int, begin: int, data: bytes) -> Tunnel:
         pool = self._pool
-        tunnel = pool.idle.pop() if pool.idle else StandbyTunnel(self._context, pool, self._relay, self._position)
+        tunnel = pool.idle.pop() if pool.idle else StandbyTunnel(self._context, pool, self._relay, self._owner_position)
         pool.busy.add(tunnel)
         return tunnel.use(peer, number)
 
@@ -203,20 +203,20 @@ class StandbyConnection(RelayedConnection):
 class StandbyTunnel(Tunnel):
     """A tunnel whose request begins when the standby is current."""
 
-    __slots__ = ("_position", "_waiting")
+    __slots__ = ("_owner_position", "_waiting")
 
     connection_type = StandbyConnection
 
-    def __init__(self, context: Context, pool: TunnelPool, relay: Relay, position: OwnerPosition) -> None:
+    def __init__(self, context: Context, pool: TunnelPool, relay: Relay, owner_position: OwnerPosition) -> None:
         super().__init__(context, pool.router, relay, pool.free)
-        self._position = position
+        self._owner_position = owner_position
         self._waiting: asyncio.Task[None] | None = None
 
     def begin(self, origin: bytes, data: bytes) -> None:
         self._waiting = asyncio.get_running_loop().create_task(self._begin_when_current(origin, data))
 
     async def _begin_when_current(self, origin: bytes, data: bytes) -> None:
-        if not await self._position.is_current():
+        if not await self._owner_position.is_current():
             self.abort()
         elif not self.is_closing():
             super().begin(origin, data)
