@@ -14,12 +14,12 @@ from tests.serving import Server
 ZERO: str = offset_text(0, 0)
 
 
-def offset(index: int, position: int) -> str:
-    """The token of the position after `index` messages and `position` stored bytes, for any incarnation."""
-    return offset_text(index, position)
+def offset(message_index: int, byte_position: int) -> str:
+    """The token of the offset after `message_index` messages and `byte_position` stored bytes, in any incarnation."""
+    return offset_text(message_index, byte_position)
 
 
-def position(token: str) -> int:
+def byte_position(token: str) -> int:
     return int(token.split("_")[1], 16)
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.http.bucketed import Bucket
-from tests.http.protocol import ZERO, assert_problem, offset, position
+from tests.http.protocol import ZERO, assert_problem, byte_position, offset
 from tests.http.raw import connect, request_path
 from tests.serving import Server
 
@@ -44,7 +44,7 @@ def test_1_4_the_listing_has_every_field(bucket: Bucket) -> None:
     assert started - 1000 <= first["created_at_ms"] <= first["last_write_at_ms"] <= time.time() * 1000 + 1000
     assert (second["stream_id"], second["status"], second["content_type"]) == ("user-2", "Closed", "application/json")
     # The byte position counts a separator after each message, which is not payload.
-    assert second["tail_offset"] == position(second["next_offset"]) - int(second["next_offset"][:16], 16)
+    assert second["tail_offset"] == byte_position(second["next_offset"]) - int(second["next_offset"][:16], 16)
 
 
 def test_1_4_tail_offset_and_times_follow_the_stream(

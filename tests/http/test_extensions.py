@@ -143,12 +143,12 @@ def test_frames_are_chunked_and_the_offset_of_each_message_follows() -> None:
         at, got = offset(0, 0), []
         while at != until:
             answer = stream.get(offset=at, until=until, frames=1)
-            index, position = (int(part, 16) for part in at.split("_")[:2])
+            message_index, byte_position = (int(part, 16) for part in at.split("_")[:2])
             for message in unframe(answer.content):
-                index, position = index + 1, position + len(message)
+                message_index, byte_position = message_index + 1, byte_position + len(message)
                 got.append(json.loads(message[:-1]))
             at = answer.headers["stream-next-offset"]
-            assert at == offset(index, position)
+            assert at == offset(message_index, byte_position)
         assert got == [{"n": n} for n in range(50)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.protocol import ZERO, Stream, assert_problem, offset, position, stream_on
+from tests.http.protocol import ZERO, Stream, assert_problem, byte_position, offset, stream_on
 from tests.http.raw import connect
 from tests.serving import Server, serve
 
@@ -169,15 +169,15 @@ def test_a_long_stream_is_read_in_chunks_of_whole_messages(chunky: Server) -> No
     with stream_on(chunky, "chunks") as stream:
         stream.create()
         for message in messages:
-            boundaries.add(position(stream.append(message)))
+            boundaries.add(byte_position(stream.append(message)))
         whole, at, read_bytes = b"".join(messages), "-1", b""
         while True:
             read = stream.get(offset=at)
             assert 0 < len(read.content) <= CHUNK_BYTES
             read_bytes += read.content
             at = read.headers["stream-next-offset"]
-            assert position(at) == len(read_bytes)
-            assert position(at) in boundaries
+            assert byte_position(at) == len(read_bytes)
+            assert byte_position(at) in boundaries
             if read_bytes == whole:
                 break
             assert "stream-up-to-date" not in read.headers
@@ -237,12 +237,12 @@ def test_t20_body_and_headers_are_consistent(server: Server, stream: Stream) -> 
         for _ in range(400):
             read = stream.get(offset=at)
             begin, at = at, read.headers["stream-next-offset"]
-            assert len(read.content) == position(at) - position(begin)
+            assert len(read.content) == byte_position(at) - byte_position(begin)
             total += len(read.content)
     finally:
         stop.set()
         writer.join()
-    assert total == position(at) > 0
+    assert total == byte_position(at) > 0
 
 
 def test_t20_reads_of_a_recreated_stream_are_complete_or_404(server: Server, stream: Stream) -> None:

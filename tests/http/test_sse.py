@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.http.protocol import ZERO, Stream, assert_problem, offset, position, stream_on
+from tests.http.protocol import ZERO, Stream, assert_problem, byte_position, offset, stream_on
 from tests.http.raw import RawConnection, encode
 from tests.http.sse_reader import Event, SseReader
 from tests.serving import Server, serve
@@ -88,7 +88,7 @@ def test_reading_can_resume_at_every_control_offset(lasting: Server, live: Strea
         controls = [events.pair()[1]["streamNextOffset"] for _ in range(10)]
     whole = live.content()
     for token in controls:
-        assert live.get(offset=token).content == whole[position(token) :]
+        assert live.get(offset=token).content == whole[byte_position(token) :]
 
 
 def test_appends_are_sent_at_once(lasting: Server, live: Stream) -> None:

@@ -34,12 +34,12 @@ TEXT_MAX: Final = 1000
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Match(msgspec.Struct, omit_defaults=True):
+class Match(msgspec.Struct, omit_defaults=True, rename={"message_index": "position"}):
     """One message that contains the text."""
 
     offset: str
     next_offset: str
-    position: int
+    message_index: int
     size: int
     time_ms: int = 0
     """Its arrival time; 0 if unknown."""
@@ -117,8 +117,8 @@ def _match(chunk: ReadChunk, content: bytes, number: int, start: int, end: int, 
     size = end - start - separator
     data = content[start : start + min(size, MATCH_BYTES_MAX)]
     before, after = (
-        offset_text(stream.id, Offset(first.message_index + number + step, first.byte_position + position))
-        for step, position in enumerate((start, end))
+        offset_text(stream.id, Offset(first.message_index + number + step, first.byte_position + at))
+        for step, at in enumerate((start, end))
     )
     is_text = stream.type.json or stream.type.header.lower().startswith("text/")
     return Match(

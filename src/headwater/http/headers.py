@@ -152,11 +152,11 @@ def offset_text(stream_id: int, offset: Offset) -> str:
     return format_token(offset.message_index, offset.byte_position, stream_id)
 
 
-def next_offset(stream_id: int, index: int, position: int) -> bytes:
+def next_offset(stream_id: int, message_index: int, byte_position: int) -> bytes:
     """The Stream-Next-Offset header: where to continue reading."""
-    return b"%b%b\r\n" % (NEXT_OFFSET, native.offset_token(index, position, stream_id))
+    return b"%b%b\r\n" % (NEXT_OFFSET, native.offset_token(message_index, byte_position, stream_id))
 
 
-def next_position(index: int) -> bytes:
+def next_position(message_index: int) -> bytes:
     """The Stream-Next-Position header: the number of messages before the next offset (our extension)."""
-    return b"Stream-Next-Position: %d\r\n" % index
+    return b"Stream-Next-Position: %d\r\n" % message_index

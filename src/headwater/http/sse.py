@@ -74,9 +74,10 @@ def handle(context: Context, request: Request, address: Address) -> EventReader:
 
 
 class EventReader:
-    """One event stream: a cursor at (`_index`, `_position`)."""
+    """One event stream: a cursor at (`_message_index`, `_byte_position`)."""
 
     __slots__ = (
+        "_byte_position",
         "_channel",
         "_coding",
         "_context",
@@ -88,9 +89,8 @@ class EventReader:
         "_headers",
         "_hold_timer",
         "_holds",
-        "_index",
+        "_message_index",
         "_open",
-        "_position",
         "_shares",
         "_step_bytes",
         "_stream",
@@ -107,8 +107,8 @@ class EventReader:
     ) -> None:
         self._context = context
         self._stream = stream
-        self._index = start.message_index
-        self._position = start.byte_position
+        self._message_index = start.message_index
+        self._byte_position = start.byte_position
         self._cursor = context.cursor(cursor)
         """The cursor of the last control event, or of the first one before it is sent."""
         accepted = request.headers.get(b"accept-encoding") if context.compresses_events else None
@@ -143,7 +143,7 @@ class EventReader:
         self._pump()
         if self._open and not self._has_written and self._event_pieces is None:
             # There is no data: send a control event with the offset to resume from.
-            at_tail = self._index == self._stream.durable_index
+            at_tail = self._message_index == self._stream.durable_index
             offset = self._offset_text()
             self._write(with_id(control_event(offset, self._next_cursor(), up_to_date=at_tail, closed=False), offset))
 
@@ -165,7 +165,7 @@ class EventReader:
         if (
             type(frame) is SharedFrame
             and frame.ends_open_at_tail
-            and frame.start_index == self._index
+            and frame.start_index == self._message_index
             and frame.tail_index == stream.durable_index
             and frame.cursor == self._cursor == self._context.current_cursor
             and not stream.durable_closed
@@ -173,13 +173,13 @@ class EventReader:
             and self._open
             and self._event_pieces is None
             and self._hold_timer is None
-            and self._index >= stream.durable_retained_index
+            and self._message_index >= stream.durable_retained_index
             and self._channel.offer_chunk(frame.wire)
         ):
             end = frame.end
-            self._context.metrics.read_bytes += end.byte_position - self._position
-            self._index = end.message_index
-            self._position = end.byte_position
+            self._context.metrics.read_bytes += end.byte_position - self._byte_position
+            self._message_index = end.message_index
+            self._byte_position = end.byte_position
             self._has_written = self._holds = True
         else:
             self._pump()
@@ -224,12 +224,12 @@ class EventReader:
         if self._event_pieces is not None:
             self._send_piece(self._event_pieces)
             return True
-        if self._index == stream.durable_index:
+        if self._message_index == stream.durable_index:
             if stream.durable_closed:
                 self._write(control_event(self._offset_text(), None, up_to_date=True, closed=True))
                 self.end()
             return False
-        if self._index < stream.durable_retained_index:
+        if self._message_index < stream.durable_retained_index:
             # The next message is no longer retained: the client gets 410 when it resumes.
             self.end()
             return False
@@ -238,7 +238,7 @@ class EventReader:
         if (
             self._shares
             and type(frame) is SharedFrame
-            and frame.start_index == self._index
+            and frame.start_index == self._message_index
             and frame.tail_index == stream.durable_index
             and frame.cursor == cursor
             and frame.closed == stream.durable_closed
@@ -260,8 +260,8 @@ class EventReader:
         stream = self._stream
         step_bytes = self._step_bytes
         while True:
-            chunk = reader.chunk(stream, Offset(self._index, self._position), step_bytes)
-            if chunk.length > LARGE_BYTES and chunk.end.message_index == self._index + 1:
+            chunk = reader.chunk(stream, Offset(self._message_index, self._byte_position), step_bytes)
+            if chunk.length > LARGE_BYTES and chunk.end.message_index == self._message_index + 1:
                 if context.engine.deferring is not None:
                     reader.fetch(chunk)
                 context.engine.touch(stream)
@@ -296,7 +296,7 @@ class EventReader:
             if chunk.up_to_date:
                 tail, closed = stream.durable_index, stream.durable_closed
                 ends_open = not closed and end.message_index == tail
-                stream.frame = SharedFrame(self._index, tail, closed, cursor, end, ends_open, wire)
+                stream.frame = SharedFrame(self._message_index, tail, closed, cursor, end, ends_open, wire)
             if not self._channel.offer_chunk(wire):
                 return False
         else:
@@ -348,14 +348,14 @@ class EventReader:
 
     def _advance(self, end: Offset, *, is_closed: bool) -> None:
         self._has_written = True
-        self._context.metrics.read_bytes += end.byte_position - self._position
-        self._index = end.message_index
-        self._position = end.byte_position
+        self._context.metrics.read_bytes += end.byte_position - self._byte_position
+        self._message_index = end.message_index
+        self._byte_position = end.byte_position
         self._holds = True
         if self._hold_timer is not None:
             self._hold_timer.cancel()
             self._hold_timer = None
-        if is_closed and self._index == self._stream.durable_index:
+        if is_closed and self._message_index == self._stream.durable_index:
             self.end()
 
     def _write(self, payload: bytes) -> None:
@@ -363,7 +363,7 @@ class EventReader:
         self._channel.write(payload)
 
     def _offset_text(self) -> str:
-        return offset_text(self._stream.id, Offset(self._index, self._position))
+        return offset_text(self._stream.id, Offset(self._message_index, self._byte_position))
 
     def _next_cursor(self) -> str:
         """The current cursor, or the last one sent if that is ahead of it."""
