@@ -1,5 +1,5 @@
 """Rules of the source tree that no single module can check: no import cycles, one meaning for each class name, one
-convention for exceptions, errors that say what to do, and decoders that are made at import."""
+convention for exceptions, errors that say what to do, decoders that are made at import, and positions with a unit."""
 
 from __future__ import annotations
 
@@ -204,3 +204,51 @@ def test_late_decoder_is_found() -> None:
     assert late_decoders(ast.parse("msgspec.json.decode(body, type=Answer)")) == [1]
     assert late_decoders(ast.parse("def read(body):\n    return msgspec.json.Decoder(Answer).decode(body)")) == [2]
     assert late_decoders(ast.parse("answers = msgspec.json.Decoder(Answer)")) == []
+
+
+SERVER_PACKAGES = ("core", "storage", "engine", "cluster", "http")
+
+PLAIN_POSITIONS = {"core/native/__init__.py": "the parameters are those of the compiled function"}
+"""The modules in which `position` has another meaning, or another reason."""
+
+
+def names_in(tree: ast.AST) -> list[tuple[int, str]]:
+    """The parameters, attributes, variables and functions of a module, by line."""
+    found = []
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                found.append((getattr(node, "lineno", 0), name))
+    return found
+
+
+def unnamed_units(tree: ast.AST) -> list[int]:
+    """The lines that say `position` without its unit, or `index` beside a byte position."""
+    found = [line for line, name in names_in(tree) if name.lstrip("_") == "position"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arguments | ast.Tuple):
+            parts = [*node.posonlyargs, *node.args, *node.kwonlyargs] if isinstance(node, ast.arguments) else node.elts
+            names = {name.lstrip("_") for part in parts for _, name in names_in(part)}
+            if {"byte_position", "index"} <= names:
+                found.append(parts[0].lineno)
+    return found
+
+
+def test_positions_in_the_server_have_a_unit() -> None:
+    """`message_index` counts messages, and `byte_position` stored bytes; after a prefix such as `durable_` or `end_`,
+    `_index` and `_position` mean the same. To clients a position is a number of messages."""
+    paths = [path for package in SERVER_PACKAGES for path in sorted((SOURCE / package).rglob("*.py"))]
+    assert len(paths) > 100
+    found = {str(path.relative_to(SOURCE)): unnamed_units(ast.parse(path.read_text())) for path in paths}
+    assert {path for path, lines in found.items() if lines} == PLAIN_POSITIONS.keys(), found
+
+
+def test_position_without_unit_is_found() -> None:
+    assert unnamed_units(ast.parse("position = 1")) == [1]
+    assert unnamed_units(ast.parse("class Tail:\n    def __init__(self):\n        self._position = 0")) == [3]
+    assert unnamed_units(ast.parse("def read(stream_id: int, position: int): ...")) == [1]
+    assert unnamed_units(ast.parse("read(position=2)")) == [1]
+    assert unnamed_units(ast.parse("def cut(index, byte_position): ...")) == [1]
+    assert unnamed_units(ast.parse("cut = run.index, run.byte_position")) == [1]
+    assert unnamed_units(ast.parse("end_index, end_position = cut(message_index, byte_position)")) == []
