@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from headwater.http.flow import TURN_BYTES
 from tests.http.protocol import Stream, stream_on
 from tests.http.raw import RawConnection, connect, encode
 from tests.serving import Server, serve
@@ -192,3 +193,16 @@ def test_repeated_append_is_decided_on_the_current_state_each_time(running: Serv
         assert answered(connection, append) == 404
         assert connection.request("PUT", stream.path, headers={"Content-Type": "image/png"}).status == 201
         assert answered(connection, append) == 409, "another content type"
+
+
+def test_response_in_pieces_after_a_whole_response_as_large_as_a_turn_is_complete(
+    running: Server, stream: Stream, stream_name: Callable[[], str]
+) -> None:
+    """The first response used to take the whole turn without asking for the next one."""
+    stream.create("x" * TURN_BYTES)
+    with stream_on(running, stream_name() + "-larger") as larger, connect(running) as connection:
+        larger.create("y" * (TURN_BYTES + 1))
+        connection.socket.settimeout(10)
+        for _ in range(2):  # The heads of the second requests are known.
+            assert len(connection.request("GET", stream.path).body) == TURN_BYTES
+            assert len(connection.request("GET", larger.path).body) == TURN_BYTES + 1

@@ -592,6 +592,9 @@ class Connection(asyncio.Protocol):
                 body = response.body
                 headers += b"Content-Length: %d\r\n" % len(body)
                 self._turn_bytes += len(body)
+                if self._turn_bytes >= TURN_BYTES:
+                    # Otherwise a next response in pieces, which waits for a turn, would wait forever.
+                    self._schedule_turn()
         if self._request_id:
             headers += header("X-Request-Id", self._request_id)
         if self._is_last or not request.keep_alive or request.http_1_0:
