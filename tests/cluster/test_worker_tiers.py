@@ -16,6 +16,7 @@ from headwater.storage.interface import StorageError
 from headwater.storage.tiering.claimed_prefix import ClaimedPrefix, ColdMark, ManifestPart, write_mark
 from headwater.storage.tiering.object_store import ObjectStoreObjects
 from headwater.storage.worker_stores import WorkerStores, read_worker_stores, write_worker_stores
+from tests.storage.tiering.driving import opened
 from tests.storage.tiering.objects import memory_objects
 
 COLD = "s3://bucket/prefix"
@@ -103,6 +104,21 @@ def test_lost_directory_is_restored_only_if_the_loss_is_accepted(
         with pytest.raises(StorageError, match="--workers 2"):
             check_worker_tiers(settings(root, accept_data_loss=True), COLD, workers)
     assert read_worker_stores(root) is None
+    check_worker_tiers(settings(root, accept_data_loss=True), COLD, 2)
+    assert read_worker_stores(root) == TWO
+
+
+def test_directory_lost_before_its_first_upload_is_restored_only_if_the_loss_is_accepted(
+    tmp_path: Path, stored: defaultdict[str, ObjectStoreObjects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
+    root = tmp_path / "new"
+    record_division(COLD, TWO)
+    with opened(stored[f"{COLD}/workers-1/01"], tmp_path / "lost") as run:
+        run.driver.create("s", [b"acknowledged"])
+        run.driver.commit()
+    with pytest.raises(StorageError, match="--accept-data-loss"):
+        check_worker_tiers(settings(root), COLD, 2)
     check_worker_tiers(settings(root, accept_data_loss=True), COLD, 2)
     assert read_worker_stores(root) == TWO
 

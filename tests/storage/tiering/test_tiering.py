@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from headwater.storage.offline.purge import purge
 from headwater.storage.tiering.block_cache import BLOCK_BYTES, NotLocalError
 from headwater.storage.tiering.claimed_prefix import ClaimedPrefix
 from headwater.storage.tiering.object_store import ObjectStoreObjects
+from headwater.storage.tiering.objects import ObjectStoreError
 from headwater.storage.tiering.open import open_objects
 from tests.storage.acid.driver import messages_of
 from tests.storage.tiering.driving import TieredRun, opened
@@ -167,6 +169,45 @@ def test_a_lost_directory_is_not_replaced_silently(tmp_path: Path) -> None:
     with opened(objects, tmp_path / "data") as run:
         restored = run.driver.catalog.by_id[stream.id]
         assert messages_of(run.storage, restored) == [*LARGE, b"after the loss"]
+
+
+def test_directory_lost_before_its_first_upload_is_not_replaced_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = memory_objects()
+    with monkeypatch.context() as patch:
+        # Nothing is uploaded, as if the object store were unavailable from now on.
+        patch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
+        with opened(objects, tmp_path / "data") as run:
+            run.driver.create("s", [b"acknowledged"])
+            run.driver.commit()
+            assert run.storage.refusal() is None
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(StorageError, match="--accept-data-loss"), opened(objects, tmp_path / "data"):
+        pass
+    with opened(objects, tmp_path / "data", accept_data_loss=True) as run:
+        assert run.driver.catalog.by_id == {}
+        stream = filled(run)
+    with opened(objects, tmp_path / "data") as run:
+        assert messages_of(run.storage, run.driver.catalog.by_id[stream.id]) == LARGE
+
+
+def test_store_that_does_not_take_the_first_manifest_is_refused_at_the_start(tmp_path: Path) -> None:
+    """As with a policy that allows `HEAD` and nothing else. Otherwise writes would be acknowledged that a later start
+    with an empty directory knows nothing of."""
+    objects = SwitchedObjects(memory_objects())
+
+    def before(kind: str, key: str) -> None:
+        if kind == "put" and key.startswith("manifest/"):
+            raise ObjectStoreError(errno.EACCES, "forbidden")
+
+    objects.before = before
+    with pytest.raises(StorageError, match="forbidden"), opened(objects, tmp_path / "data"):
+        pass
+    objects.before = lambda *_: None
+    with opened(objects, tmp_path / "data") as run:
+        filled(run)
+    assert objects.count("create", "HEAD") == 1
 
 
 def test_a_directory_that_lost_its_journal_does_not_start(tmp_path: Path) -> None:

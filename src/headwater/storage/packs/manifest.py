@@ -120,7 +120,7 @@ class Sections:
         self._file.close()
 
     def _put(self, head: bytes, body: bytearray, waiting: list[tuple[Key, int]], found: list[tuple[Key, int]]) -> None:
-        frame = bytearray(FRAME.size) + _HEAD_LENGTH.pack(len(head)) + head
+        frame = _begin_section(head)
         start = self.size + len(frame)
         frame += body
         seal(frame, self.salt, self._number + 1, len(waiting))
@@ -330,6 +330,18 @@ class Manifest:
         checksum, length, stream_id, _ = _ENTRY.unpack_from(view, at)
         if crc32(view[at + _CHECKSUM.size : at + _ENTRY.size + length]) != checksum:
             raise CorruptError(f"{self._path} is damaged at byte {file_offset}: the state of stream {stream_id:016x}.")
+
+
+def empty_manifest() -> bytes:
+    """The content of the manifest of a store without streams."""
+    salt = secrets.randbits(64)
+    section = _begin_section(_encode(Commit(True, 0, 1)))
+    seal(section, salt, 1, 0)
+    return _packed_header(salt) + section
+
+
+def _begin_section(head: bytes) -> bytearray:
+    return bytearray(FRAME.size) + _HEAD_LENGTH.pack(len(head)) + head
 
 
 def _packed_header(salt: int) -> bytes:

@@ -90,6 +90,7 @@ class ClaimedPrefix:
 
     @property
     def has_data(self) -> bool:
+        """Whether a store was opened here: writes may have been acknowledged, also if none is in the manifest yet."""
         return self.head is not None and bool(self.head.parts)
 
     def claim(self, filesystem: Filesystem, directory: Path, epoch: int | None = None) -> StoreHead:

@@ -23,7 +23,7 @@ from headwater.storage.packs.pack import pack_number
 from headwater.storage.packs.recovery import PACKS_NAME
 from headwater.storage.tiering.block_cache import BlockCache
 from headwater.storage.tiering.claimed_prefix import PACKS_PER_EPOCH, ClaimedPrefix
-from headwater.storage.tiering.objects import Objects
+from headwater.storage.tiering.objects import Objects, required_store
 from headwater.storage.tiering.uploader import BLOBS_PREFIX, PACKS_PREFIX, Uploader, pack_key
 
 CACHE_NAME: Final = "cache"
@@ -156,6 +156,9 @@ class Tier:
                 f"The manifest of {self._directory} ends at record {state.lsn}, and the one in the object store at"
                 f" {self._stored_lsn}: this is an older copy of the data directory. Start with the newest one."
             )
+        if self.replica is None:
+            with required_store():
+                self._uploader.commit_first()
         self._uploader.saved(state)
         self._uploader.start(written_lsn)
 

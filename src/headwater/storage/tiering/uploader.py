@@ -18,7 +18,7 @@ from headwater.storage.blobs import BLOBS_NAME, is_finished
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.packs.manifest import NAME as MANIFEST_NAME
-from headwater.storage.packs.manifest import SavedManifest
+from headwater.storage.packs.manifest import SavedManifest, empty_manifest
 from headwater.storage.packs.pack import pack_path
 from headwater.storage.packs.recovery import PACKS_NAME
 from headwater.storage.tiering.claimed_prefix import ClaimedPrefix, ManifestPart
@@ -95,6 +95,18 @@ class Uploader:
         """Why nothing is uploaded until a restart, or None."""
         self.problem: str | None = None
         """Why nothing can be uploaded at the moment, or None."""
+
+    def commit_first(self) -> None:
+        """Commit an empty manifest if `HEAD` has none yet. Raises `ObjectStoreError` if the store cannot be used.
+
+        Until the first upload, it is the only sign outside the local disk that there may be acknowledged writes.
+        """
+        if not self._parts:
+            data = empty_manifest()
+            part = ManifestPart(self._new_part(), len(data))
+            self._objects.put(part.key, data)
+            self._claimed.commit(0, (part,))
+            self._parts = (part,)
 
     def start(self, written_lsn: Callable[[], int]) -> None:
         """Start the thread. `written_lsn` returns the last record that was written."""
@@ -204,19 +216,26 @@ class Uploader:
         data = self._filesystem.read(self._directory / MANIFEST_NAME)
         if not data.startswith(state.header) or len(data) < state.size:
             raise FileNotFoundError("the manifest was rewritten in the meantime")
-        head = self._claimed.head
-        assert head is not None
         parts = self._parts if self._header == state.header and len(self._parts) < PARTS_MAX else ()
         start = sum(part.size for part in parts)
         if start < state.size:
-            # Each attempt has its own key. `HEAD` may refer to the object of an attempt whose response was lost, and
-            # that must not change.
-            self._attempts += 1
-            key = f"{MANIFEST_PREFIX}{head.epoch:06}{self._attempts:010}"
-            self._written_parts.add(key)
+            key = self._new_part()
             self._objects.put(key, data[start : state.size])
             parts = (*parts, ManifestPart(key, state.size - start))
         return parts
+
+    def _new_part(self) -> str:
+        """The key of another part of the manifest.
+
+        Each attempt has its own key. `HEAD` may refer to the object of an attempt whose response was lost, and that
+        must not change.
+        """
+        head = self._claimed.head
+        assert head is not None
+        self._attempts += 1
+        key = f"{MANIFEST_PREFIX}{head.epoch:06}{self._attempts:010}"
+        self._written_parts.add(key)
+        return key
 
     # -- garbage collection ----------------------------------------------------------------------------------------
 
