@@ -52,7 +52,7 @@ _WORDS = {
     "cold_objects": "objects in the object store",
     "cold_bytes": "bytes in the object store",
     "cold_cached_bytes": "of these, also on this disk",
-    "cold_waiting_bytes": "pack bytes not in the object store yet",
+    "cold_waiting_bytes": "bytes not in the object store yet",
     "cold_fetched_bytes": "bytes fetched from it since the start",
     "shards": "shards",
     "shard_bytes": "shard file bytes",

@@ -135,6 +135,77 @@ def test_writes_continue_without_the_object_store_up_to_the_backlog_limit(tmp_pa
         assert messages_of(run.storage, stream) == LARGE
 
 
+def test_blobs_count_for_the_backlog_limit(tmp_path: Path) -> None:
+    """They are uploaded without another checkpoint, which there may not be: writes are refused meanwhile."""
+    objects = SwitchedObjects(memory_objects())
+
+    def write_blob(run: TieredRun, blob_id: int) -> None:
+        writer = FileBlobs(run.files, tmp_path / "data" / "blobs", durable=True).create(blob_id)
+        writer.write(bytes(400_000))
+        writer.finish()
+
+    with opened(objects, tmp_path / "data", backlog_bytes=700_000) as run:
+        filled(run)
+        objects.is_down = True
+        write_blob(run, 1)
+        assert run.storage.busy() is None
+        write_blob(run, 2)
+        busy = run.storage.busy()
+        assert busy is not None
+        assert "wait for the object store" in busy
+    objects.is_down = False
+    with opened(objects, tmp_path / "data", backlog_bytes=700_000) as run:
+        wait_until(lambda: run.storage.busy() is None, what="the store has them")
+        objects.is_down = True
+        for blob_id in (3, 4):
+            write_blob(run, blob_id)
+        assert run.storage.busy() is not None
+        objects.is_down = False
+        wait_until(lambda: run.tier.parts()["cold_waiting_bytes"] == 0, what="the store has them")
+        assert run.storage.busy() is None
+        assert len(objects.sizes("blobs/")) == 4
+
+
+def test_waiting_blobs_of_the_last_run_count_for_the_backlog_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
+    objects = memory_objects()
+    for _ in range(2):
+        with opened(objects, tmp_path / "data", backlog_bytes=700_000) as run:
+            blobs = FileBlobs(run.files, tmp_path / "data" / "blobs", durable=True)
+            if not blobs.ids():
+                writer = blobs.create(1)
+                writer.write(bytes(800_000))
+                writer.finish()
+            assert run.storage.busy() is not None
+    assert blobs.ids() == {1}
+
+
+def test_blob_that_is_removed_while_a_manifest_is_uploaded_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.storage.tiering.uploader.Uploader._run", lambda _: None)
+    objects = SwitchedObjects(memory_objects())
+    with opened(objects, tmp_path / "data") as run:
+        run.driver.create("s", [b"x"])
+        run.save()
+        blobs = FileBlobs(run.files, tmp_path / "data" / "blobs", durable=True)
+
+        def before(kind: str, key: str) -> None:
+            if kind == "put" and key.startswith("manifest/"):
+                writer = blobs.create(1)
+                writer.write(bytes(800_000))
+                writer.finish()
+                blobs.delete(1)
+
+        objects.before = before
+        run.uploader.step()
+        assert blobs.ids() == set()
+        assert run.tier.parts()["cold_waiting_bytes"] == 0
+        run.uploader.step()
+
+
 def test_restart_continues_waiting_uploads(tmp_path: Path) -> None:
     objects = SwitchedObjects(memory_objects())
     with opened(objects, tmp_path / "data") as run:

@@ -85,9 +85,11 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
 
     def replace(self, source: Path, target: Path) -> None:
         super().replace(source, target)
-        if self.stores_blobs_first and self._prefixes.get(target.parent) == BLOBS_PREFIX:
-            assert self.uploader is not None
-            self.uploader.store_blob(target)
+        if self.uploader is not None and self._prefixes.get(target.parent) == BLOBS_PREFIX:
+            if self.stores_blobs_first:
+                self.uploader.store_blob(target)
+            else:
+                self.uploader.add_blob(target)
 
     def unlink(self, path: Path) -> None:
         prefix = self._prefixes.get(path.parent)

@@ -87,14 +87,20 @@ class Uploader:
         }
         """Every pack and blob in the store, with its size. Other threads may read it, but must copy it to iterate."""
         self._note_garbage(set(objects.sizes(MANIFEST_PREFIX)) - {part.key for part in self._parts})
+        self._waiting_blobs: dict[str, int] = {}
+        """The finished blobs that the store does not have yet, with their sizes."""
         self.waiting_bytes = 0
-        """Size of the packs that the manifest refers to and the store does not have yet."""
+        """Size of what the store does not have yet: packs that the manifest refers to, and blobs."""
         self.on_stored: Callable[[int], None] = lambda _: None
         """Called with a record when the store has everything up to it."""
         self.failure: str | None = None
         """Why nothing is uploaded until a restart, or None."""
         self.problem: str | None = None
         """Why nothing can be uploaded at the moment, or None."""
+        blobs = directory / BLOBS_NAME
+        for path in blobs.iterdir() if filesystem.exists(blobs) else ():
+            if is_finished(path.name) and BLOBS_PREFIX + path.name not in self.stored:
+                self.add_blob(path)
 
     def commit_first(self) -> None:
         """Commit an empty manifest if `HEAD` has none yet. Raises `ObjectStoreError` if the store cannot be used.
@@ -118,6 +124,14 @@ class Uploader:
         """Note that a manifest is durable on this disk. Called by the store's worker."""
         with self._changed:
             self._state = state
+            self._count_waiting()
+            self._changed.notify_all()
+
+    def add_blob(self, path: Path) -> None:
+        """Upload a finished blob soon. Can be called from any thread."""
+        size = self._filesystem.size(path)
+        with self._changed:
+            self._waiting_blobs[path.name] = size
             self._count_waiting()
             self._changed.notify_all()
 
@@ -164,7 +178,8 @@ class Uploader:
                     log.info("the object store can be used again")
                 self.problem = None
             with self._changed:
-                if not self._is_closing() and (self.problem is not None or self.is_current or self._state is None):
+                has_work = not (self.is_current or self._state is None) or bool(self._waiting_blobs)
+                if not self._is_closing() and (self.problem is not None or not has_work):
                     self._changed.wait(self._retry_s if self.problem is not None else IDLE_S)
 
     def _is_closing(self) -> bool:
@@ -173,8 +188,9 @@ class Uploader:
     def step(self) -> None:
         """Upload the newest manifest and everything that it refers to, then delete expired garbage."""
         state = self._state
+        # Without a new manifest, too: what waits may be the reason that no writes are accepted.
+        self._store_blobs()
         if state is not None and state is not self._done:
-            self._store_blobs()
             for info in state.packs:
                 self._store(pack_key(info.number), pack_path(self._directory / PACKS_NAME, info.number))
             parts = self._store_manifest(state)
@@ -188,15 +204,25 @@ class Uploader:
         self._collect()
 
     def store_blob(self, path: Path) -> None:
-        """Store a finished blob now. Raises `OSError` if the store cannot be used."""
-        self._store(BLOBS_PREFIX + path.name, path)
+        """Store a finished blob now. Raises `OSError` if the store cannot be used; it is then uploaded later."""
+        try:
+            self._store(BLOBS_PREFIX + path.name, path)
+        except OSError:
+            self.add_blob(path)
+            raise
 
     def _store_blobs(self) -> None:
-        blobs = self._directory / BLOBS_NAME
-        if self._filesystem.exists(blobs):
-            for path in sorted(blobs.iterdir()):
-                if is_finished(path.name):
-                    self._store(BLOBS_PREFIX + path.name, path)
+        with self._changed:
+            names = sorted(self._waiting_blobs)
+        for name in names:
+            self._store(BLOBS_PREFIX + name, self._directory / BLOBS_NAME / name)
+            self._forget_blob(name)
+
+    def _forget_blob(self, name: str) -> None:
+        """Note that a blob does not wait any more: it is stored, or removed."""
+        with self._changed:
+            if self._waiting_blobs.pop(name, None) is not None:
+                self._count_waiting()
 
     def _store(self, key: str, path: Path) -> None:
         if key not in self.stored:
@@ -209,7 +235,9 @@ class Uploader:
 
     def _count_waiting(self) -> None:
         packs = self._state.packs if self._state is not None else ()
-        self.waiting_bytes = sum(info.size for info in packs if pack_key(info.number) not in self.stored)
+        self.waiting_bytes = sum(self._waiting_blobs.values()) + sum(
+            info.size for info in packs if pack_key(info.number) not in self.stored
+        )
 
     def _store_manifest(self, state: SavedManifest) -> tuple[ManifestPart, ...]:
         """Upload the manifest: what was added to it since the last upload, or all of it. Returns its parts."""
@@ -247,6 +275,7 @@ class Uploader:
             removable = [each.blob for each in self._unreferenced if each.lsn <= state.lsn]
             self._unreferenced = [each for each in self._unreferenced if each.lsn > state.lsn]
         for blob in removable:
+            self._forget_blob(blob)
             self._remove(self._directory / BLOBS_NAME / blob)
         self._note_garbage({BLOBS_PREFIX + blob for blob in removable} & self.stored.keys())
 
