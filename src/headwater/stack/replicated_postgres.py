@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -87,27 +86,22 @@ class ReplicatedPostgres:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._directory.chmod(0o755)
         primary = self.servers[self.primary]
-        is_new = not (primary.data / "PG_VERSION").exists()
-        if is_new:
-            primary.prepare()
-            primary.start()
-            # By their names, because the connection of pg_basebackup is no standby.
-            names = ", ".join(f"pg_{server.port}" for server in self.servers)
-            # Not effective yet: a commit would wait for standbys that do not exist.
-            self._run(primary, f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 ({names})'")
-        elif primary.process is None:
-            # Its databases exist, and a commit waits until a standby runs.
-            primary.skips_set_up = True
+        if primary.process is None:
+            # Each step is repeated if the first start was interrupted before it. The setting is the last one, and not
+            # effective yet: to create the database is a commit, which would wait for standbys that do not exist.
+            primary.skips_set_up = False
             primary.start()
             self._finish_promotion()
+            # By their names, because the connection of pg_basebackup is no standby.
+            names = ", ".join(f"pg_{server.port}" for server in self.servers)
+            self._run(primary, f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 ({names})'")
         if self._former is not None:
             shutil.rmtree(self.servers[self._former].data, ignore_errors=True)
         for number, server in enumerate(self.servers):
             if number != self.primary:
                 self._follow(server)
         self._former = None
-        if is_new:
-            self._run(primary, "SELECT pg_reload_conf()")
+        self._run(primary, "SELECT pg_reload_conf()")
         self._write_state()
         return self
 
@@ -195,7 +189,7 @@ class ReplicatedPostgres:
     def _follow(self, server: LocalPostgres) -> None:
         """Run this server as a standby of the primary; make a copy of that first if it has no data."""
         source = self.servers[self.primary]
-        if not (server.data / "PG_VERSION").exists():
+        if not server.has_data:
             self._copy(source, server)
         (server.data / "standby.signal").touch()
         conninfo = f"host=127.0.0.1 port={source.port} user={roles.SUPERUSER} application_name=pg_{server.port}"
@@ -208,21 +202,8 @@ class ReplicatedPostgres:
         server.start()
 
     def _copy(self, source: LocalPostgres, target: LocalPostgres) -> None:
-        target.prepare_directory()
-        options = target.popen_options
-        options["env"] = {**options["env"], "PGPASSWORD": self._password}
-        copied = subprocess.run(
-            [
-                *(str(source.binary("pg_basebackup")), "-h", "127.0.0.1", "-p", str(source.port)),
-                *("-U", roles.SUPERUSER, "-D", str(target.data), "-X", "stream", "-c", "fast", "--no-sync"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-            **options,
-        )
-        if copied.returncode:
-            raise LocalPostgresError(f"pg_basebackup into {target.data} failed: {copied.stdout.decode()[-1000:]}")
+        options = ("-h", "127.0.0.1", "-p", str(source.port), "-U", roles.SUPERUSER, "-X", "stream", "-c", "fast")
+        target.create_data("pg_basebackup", *options, PGPASSWORD=self._password)
 
     def _run(self, server: LocalPostgres, statement: str) -> None:
         with psycopg.connect(server.url, autocommit=True) as connection:

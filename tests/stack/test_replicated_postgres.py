@@ -1,0 +1,108 @@
+"""The Postgres servers of a cluster on one machine: a first start that was interrupted is continued by the next."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.stack.database import LocalPostgres, LocalPostgresError
+from headwater.stack.replicated_postgres import ReplicatedPostgres
+from tests.ports import free_port
+from tests.postgres.databases import interrupted
+from tests.waiting import wait_until
+
+
+class KilledError(BaseException):
+    """Instead of the end of the process."""
+
+
+@pytest.fixture
+def prepared() -> Iterator[Callable[[], ReplicatedPostgres]]:
+    """Makes the servers of one directory, each time as another process would."""
+    directory = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
+    directory.chmod(0o755)
+    ports = free_port(), free_port()
+    made: list[ReplicatedPostgres] = []
+
+    def make() -> ReplicatedPostgres:
+        for servers in made:
+            servers.kill()
+        made.append(ReplicatedPostgres(directory, ports, sync=False))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for servers in made:
+            servers.kill()
+        shutil.rmtree(directory)
+
+
+def check(servers: ReplicatedPostgres) -> None:
+    """Check that a commit is replicated to the standby."""
+    standby = servers.servers[1]
+    with psycopg.connect(servers.servers[0].url, autocommit=True) as connection:
+        wait_until(
+            lambda: connection.execute("SELECT application_name, sync_state FROM pg_stat_replication").fetchall(),
+            lambda found: found == [(f"pg_{standby.port}", "quorum")],
+            what="a synchronous standby",
+        )
+        connection.execute("CREATE TABLE kept AS SELECT 1 AS n")
+    with psycopg.connect(standby.url) as connection:
+        wait_until(
+            lambda: connection.execute("SELECT to_regclass('kept') IS NOT NULL").fetchone() == (True,),
+            what="the table on the standby",
+        )
+        assert connection.execute("SELECT n FROM kept").fetchone() == (1,)
+
+
+def test_interrupted_copy_is_made_again(prepared: Callable[[], ReplicatedPostgres]) -> None:
+    servers = prepared()
+    primary, standby = servers.servers
+    with (
+        interrupted(primary, "pg_basebackup"),
+        interrupted(standby, "pg_basebackup"),
+        pytest.raises(LocalPostgresError, match="pg_basebackup"),
+    ):
+        servers.start()
+    check(prepared().start())
+
+
+def test_start_without_the_database_is_continued(
+    prepared: Callable[[], ReplicatedPostgres], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: LocalPostgres) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPostgres, "_set_up", killed)
+        with pytest.raises(KilledError):
+            prepared().start()
+    check(prepared().start())
+
+
+def test_start_before_replication_became_synchronous_is_continued(
+    prepared: Callable[[], ReplicatedPostgres], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicatedPostgres, "_run", killed)
+        with pytest.raises(KilledError):
+            prepared().start()
+    check(prepared().start())
+
+
+def test_complete_copy_is_kept(prepared: Callable[[], ReplicatedPostgres]) -> None:
+    servers = prepared().start()
+    marks = [server.data / "mark" for server in servers.servers]
+    for mark in marks:
+        mark.touch()
+    check(prepared().start())
+    assert all(mark.exists() for mark in marks)
