@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psutil
 import psycopg
 import pytest
 
+from headwater.cluster.nodes.ownership import Ownership, Standing, Turn
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
-from headwater.cluster.nodes.schema import broken_promise, connect, create_tables
+from headwater.cluster.nodes.schema import SETTINGS_READ, Connection, broken_promise, connect, create_tables
 from headwater.stack.database import LocalPostgres
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from headwater.storage.interface import StorageError, WriteFailedError
@@ -217,6 +218,121 @@ def test_commit_without_a_standby_is_not_acknowledged_until_a_standby_has_it(
             assert "does not take writes" in str(broken_promise(standby, require_standby=True))
         if kind is PostgresJournal:
             check_stale_standby(servers, former)
+
+
+def empty_standby_names(servers: ReplicatedPostgres) -> None:
+    """As a tool does that would rather take writes without a standby than none. Waiting commits return at once."""
+    with psycopg.connect(servers.servers[servers.primary].url, autocommit=True) as admin:
+        admin.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+        admin.execute("SELECT pg_reload_conf()")
+
+
+def wait_for_waiting_commit(servers: ReplicatedPostgres) -> None:
+    with psycopg.connect(servers.servers[servers.primary].url, autocommit=True) as admin:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        wait_until(lambda: admin.execute(waiting).fetchone() == (1,), what="a commit that waits for a standby")
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_commit_that_returns_because_the_standby_names_were_emptied_is_not_acknowledged(is_checked: bool) -> None:
+    """Without the check of when the settings were read, which is the broken variant, it is acknowledged and lost."""
+    with replicated_postgres(wal_receiver_timeout="120s") as servers:
+        with connect(servers.url, "test") as connection:
+            wait_until(
+                lambda: broken_promise(connection, require_standby=True) is None, what="standbys that are in step"
+            )
+            create_tables(connection, "test", 1)
+        journal = opened(PostgresJournal(servers.url, 0, 0))
+        journal.append(0, 1, (b"replicated",))
+        journal._require_standby = is_checked  # The conditions of the statements stay.
+        refusals: list[str] = []
+
+        def append() -> None:
+            try:
+                journal.append(1, 2, (b"in doubt",))
+                refusals.append("")
+            except WriteFailedError as error:
+                refusals.append(str(error))
+
+        writer = threading.Thread(target=append)
+        with stopped_replication(servers):
+            writer.start()
+            wait_for_waiting_commit(servers)
+            empty_standby_names(servers)
+            writer.join(60)
+            assert refusals == ["Postgres does not replicate synchronously any more." if is_checked else ""]
+            servers.servers[servers.primary].kill()
+        servers.watch()
+        assert content(opened(PostgresJournal(servers.url, 0, 0))) == [b"replicated"]
+
+
+class SuspendsReplication(Ownership):
+    """A node whose turn finds that nothing leaves the primary any more when it takes shards."""
+
+    def __init__(self, servers: ReplicatedPostgres, stack: ExitStack) -> None:
+        super().__init__("n", "n#1", "127.0.0.1:1", 1.0, clock=lambda: self.now_s)
+        self.now_s += 1.0
+        self._servers = servers
+        self._stack = stack
+
+    now_s = 100.0
+
+    def _others(self, connection: Connection) -> dict[str, set[int]]:
+        self._stack.enter_context(stopped_replication(self._servers))
+        return super()._others(connection)
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_epoch_whose_commit_returns_because_the_standby_names_were_emptied_is_not_taken(
+    is_checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the check at the end of the turn, which is the broken variant, the same epoch can be given out again."""
+    with replicated_postgres(wal_receiver_timeout="120s") as servers, connect(servers.url, "test") as connection:
+        wait_until(lambda: broken_promise(connection, require_standby=True) is None, what="standbys that are in step")
+        create_tables(connection, "test", 1)
+        with ExitStack() as stack:
+            ownership = SuspendsReplication(servers, stack)
+            ownership.watch(connection)
+            if not is_checked:
+                monkeypatch.setattr(ownership, "_problem_since", lambda *_: None)
+            standings: list[Standing] = []
+            node = threading.Thread(target=lambda: standings.append(ownership.turn(connection, Turn({}))))
+            node.start()
+            wait_for_waiting_commit(servers)
+            empty_standby_names(servers)
+            node.join(60)
+            (standing,) = standings
+            assert standing.held == ({} if is_checked else {0: 1})
+            assert ("synchronous_standby_names is empty" in standing.problem) == is_checked
+            servers.servers[servers.primary].kill()
+        servers.watch()
+        with connect(servers.url, "test") as promoted:
+            assert promoted.execute("SELECT epoch FROM headwater.shard").fetchone() == (0,)
+
+
+def test_turn_and_commit_during_which_settings_are_read_again_prove_that_they_are_replicated() -> None:
+    """Also if the list of standbys was only empty for a moment: a commit is confirmed, a turn gives nothing."""
+    with replicated_postgres() as servers, connect(servers.url, "test") as connection:
+        wait_until(lambda: broken_promise(connection, require_standby=True) is None, what="standbys that are in step")
+        create_tables(connection, "test", 1)
+        journal = opened(PostgresJournal(servers.url, 0, 0))
+        journal.append(0, 1, (b"before",))
+        commits_confirmed = "SELECT confirmed FROM headwater.shard"
+        assert connection.execute(commits_confirmed).fetchone() == (0,)
+        with psycopg.connect(servers.servers[servers.primary].url) as locking:
+            locking.execute("SELECT 1 FROM headwater.shard FOR UPDATE")
+            writer = threading.Thread(target=journal.append, args=(1, 2, (b"during",)))
+            writer.start()
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            wait_until(lambda: connection.execute(waiting).fetchone() == (1,), what="a commit that waits for a lock")
+            read = connection.execute(SETTINGS_READ).fetchone()
+            connection.execute("SELECT pg_reload_conf()")
+            wait_until(lambda: connection.execute(SETTINGS_READ).fetchone() != read, what="the settings")
+        writer.join(60)
+        assert connection.execute(commits_confirmed).fetchone() == (1,)
+        ownership = Ownership("n", "n#1", "127.0.0.1:1", 1.0)
+        assert ownership._problem_since(connection, read) == "Postgres has read its settings again meanwhile"
+        assert not ownership.turn(connection, Turn({})).problem
 
 
 class ReadsAnyServer(PostgresJournal):

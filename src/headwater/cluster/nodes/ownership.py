@@ -6,8 +6,9 @@ more than its share hands some over.
 
 Every start of a shard's process is a new epoch, and no two processes ever have the same one. For this, an epoch counts
 only once a standby has it: otherwise it could be lost with the primary and be given out a second time. So an epoch is
-taken under the condition that Postgres replicates synchronously, and a turn with a warning, or whose connection broke,
-gives nothing. What it may have taken stands still then, and is free after a lease.
+taken under the condition that Postgres replicates synchronously. A turn with a warning, one whose connection broke, and
+one during which Postgres read its settings again or stopped to replicate, give nothing. What such a turn may have taken
+stands still then, and is free after a lease.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 import psycopg
 from psycopg.types.json import Jsonb
 
-from headwater.cluster.nodes.schema import FORMAT, SYNCHRONOUS, Connection, broken_promise
+from headwater.cluster.nodes.schema import FORMAT, SETTINGS_READ, SYNCHRONOUS, Connection, broken_promise
 
 log = logging.getLogger("headwater.cluster")
 
@@ -145,6 +146,7 @@ class Ownership:
         connection.add_notice_handler(self._on_notice)
 
     def turn(self, connection: Connection, wanted: Turn) -> Standing:
+        settings_read = connection.execute(SETTINGS_READ).fetchone()
         problem = broken_promise(connection, require_standby=self._require_standby)
         if problem is not None:
             return Standing({}, 0.0, {}, problem=f"Postgres cannot be used: {problem}")
@@ -197,10 +199,23 @@ class Ownership:
             )
         if self._is_warned:
             return Standing({}, 0.0, {}, problem="a lease may not be replicated")
+        problem = self._problem_since(connection, settings_read)
+        if problem is not None:
+            return Standing({}, 0.0, {}, problem=problem)
         owners = {row.id: (row.epoch, row.address) for row in rows if row.address is not None}
         surplus = max(0, len(held) - share) if wanted.takes else len(held)
         standbys = self._standbys(rows, held, set(others), set(wanted.warm)) if wanted.takes else ()
         return Standing(held, started_s + HELD_PART * self._lease_s, owners, surplus, standbys)
+
+    def _problem_since(self, connection: Connection, settings_read: tuple[object, ...] | None) -> str | None:
+        """Why what was committed since the settings were read may not be replicated: a commit that waits for a standby
+        also returns when there is none any more to wait for, without a warning."""
+        problem = broken_promise(connection, require_standby=self._require_standby)
+        if problem is not None:
+            return f"Postgres cannot be used: {problem}"
+        if self._require_standby and connection.execute(SETTINGS_READ).fetchone() != settings_read:
+            return "Postgres has read its settings again meanwhile"
+        return None
 
     def _measured_clock(self, connection: Connection) -> float:
         """By how much the clock of this machine is ahead of that of Postgres. It is reported, and decides nothing."""

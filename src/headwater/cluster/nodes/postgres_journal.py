@@ -9,6 +9,10 @@ work done, one more write under the same condition is made; when that returns wi
 everything before it. Only then is the batch acknowledged. A statement that was sent first and is carried out last does
 nothing, because the shard has moved on.
 
+A commit that waits for a standby also returns when the list of standbys is emptied, without a warning. So each commit
+is followed, in the same round trip, by the question whether Postgres has read its settings again: it tells its sessions
+to do so before it ends their waits. If it has, the outcome is unknown, as after a warning.
+
 What is read at the opening cannot be lost either, although reading waits for no standby. The epoch was taken by a write
 that a standby has (`ownership` ignores one with a warning). Every batch of an earlier epoch was committed before that
 write, because both lock the row of the shard, so a standby has them too; and nobody but this process adds batches in
@@ -25,7 +29,7 @@ from typing import Final
 
 import psycopg
 
-from headwater.cluster.nodes.schema import SYNCHRONOUS, Connection, connect
+from headwater.cluster.nodes.schema import SETTINGS_READ, SYNCHRONOUS, Connection, connect
 from headwater.storage.filesystem import Bytes
 from headwater.storage.interface import WriteFailedError
 
@@ -36,16 +40,20 @@ WITH moved AS (
     UPDATE headwater.shard SET seq = %(new)s WHERE id = %(shard)s AND epoch = %(epoch)s AND seq = %(old)s {}
     RETURNING seq
 )
-INSERT INTO headwater.journal (shard, seq, batch) SELECT %(shard)s, seq, %(batch)b FROM moved RETURNING seq
+INSERT INTO headwater.journal (shard, seq, batch) SELECT %(shard)s, seq, %(batch)b FROM moved
+RETURNING pg_conf_load_time()::text
 """
 _CONFIRM: Final = """
 UPDATE headwater.shard SET confirmed = confirmed + 1 WHERE id = %(shard)s AND epoch = %(epoch)s AND seq = %(new)s {}
-RETURNING seq
+RETURNING pg_conf_load_time()::text
 """
 _TRIM: Final = """
 DELETE FROM headwater.journal WHERE shard = %(shard)s AND seq <= %(lsn)s
 AND EXISTS (SELECT 1 FROM headwater.shard WHERE id = %(shard)s AND epoch = %(epoch)s)
 """
+NOT_SYNCHRONOUS: Final = (
+    "Postgres does not replicate synchronously any more; check synchronous_standby_names and the standbys."
+)
 RETRY_S: Final = 0.1
 FETCHED_ROWS: Final = 16
 BATCH_MAX_BYTES: Final = 2**29
@@ -74,6 +82,7 @@ class PostgresJournal:
         """Whether to continue retries: the lease has not expired."""
         self._retry_s = retry_s
         self._keep_s = keep_s
+        self._require_standby = require_standby
         condition = SYNCHRONOUS if require_standby else ""
         self._commit_statement = _COMMIT.format(condition)
         self._confirm_statement = _CONFIRM.format(condition)
@@ -146,10 +155,7 @@ class PostgresJournal:
             if epoch != self.epoch:
                 raise WriteFailedError(f"Shard {self.shard} was taken over by another node.")
             if seq == old:
-                raise WriteFailedError(
-                    "Postgres does not replicate synchronously any more; check synchronous_standby_names and the"
-                    " standbys."
-                )
+                raise WriteFailedError(NOT_SYNCHRONOUS)
             if seq != new:
                 raise WriteFailedError(f"The journal of shard {self.shard} is at record {seq}, not at {old}.")
         return self._confirm(new)
@@ -157,15 +163,29 @@ class PostgresJournal:
     def _confirm(self, new: int) -> bool:
         """Return whether a standby also has the batch, by one more replicated write."""
         if not self._write(self._confirm_statement, new=new):
+            if self._epoch_and_seq() == (self.epoch, new):
+                raise WriteFailedError(NOT_SYNCHRONOUS)
             raise WriteFailedError(f"Shard {self.shard} was taken over by another node.")
         return not self._is_warned
 
     def _write(self, statement: str, **values: object) -> bool:
+        """Whether the statement changed anything. `_is_warned` is then whether that may not be replicated."""
         connection = self._connected()
         self._is_warned = False
-        return (
-            connection.execute(statement, {"shard": self.shard, "epoch": self.epoch, **values}).fetchone() is not None
-        )
+        parameters = {"shard": self.shard, "epoch": self.epoch, **values}
+        if not self._require_standby:
+            return connection.execute(statement, parameters).fetchone() is not None
+        with connection.pipeline() as pipeline:
+            changed = connection.execute(statement, parameters)
+            pipeline.sync()  # The end of the transaction, which waits for the standby.
+            asked = connection.execute(SETTINGS_READ)
+        read_before = changed.fetchone()
+        if read_before is None:
+            return False
+        if read_before != asked.fetchone():
+            log.warning("Postgres has read its settings again during a commit of shard %d", self.shard)
+            self._is_warned = True
+        return True
 
     def _epoch_and_seq(self) -> tuple[int, int]:
         row = self._connected().execute("SELECT epoch, seq FROM headwater.shard WHERE id = %s", [self.shard]).fetchone()

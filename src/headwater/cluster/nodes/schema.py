@@ -31,6 +31,9 @@ SYNCHRONOUS: Final = (
     " AND current_setting('synchronous_standby_names') <> ''"
 )
 """Part of every condition for a change of a shard, so that a reconfigured server cannot change anything."""
+SETTINGS_READ: Final = "SELECT pg_conf_load_time()::text"
+"""When this session has read the settings of the server for the last time. If that changes while a commit waits for a
+standby, the wait may have ended because `synchronous_standby_names` was emptied: Postgres does not warn about that."""
 
 _TABLES: Final = """
 CREATE SCHEMA IF NOT EXISTS headwater;
