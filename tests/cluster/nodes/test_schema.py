@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
 import psycopg
 import pytest
 
+from headwater.cluster.nodes import schema
+from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.schema import Connection, broken_promise, connect, create_tables
 from headwater.stack.database import LocalPostgres
+from headwater.storage.interface import StorageError
 from tests.cluster.nodes.servers import replicated_postgres
 from tests.ports import free_port
 from tests.postgres.databases import database
@@ -39,6 +43,52 @@ def test_table_of_shards_keeps_its_size_when_long_transactions_hold_dead_rows() 
             sizes.append(one(connection, "SELECT pg_relation_size('headwater.shard')"))
         assert sizes[0] > 3 * 8192, "the long transactions did not hold any rows"
         assert sizes[-1] <= sizes[0] + 8192, f"the table grows: {sizes}"
+
+
+def test_node_that_starts_does_not_wait_for_readers_of_the_tables() -> None:
+    """Commits would wait for it: a backup holds its locks for as long as it reads."""
+    with (
+        database() as running,
+        connect(running.url, "test") as connection,
+        psycopg.connect(running.url) as reader,
+    ):
+        create_tables(connection, "test", 3)
+        connection.execute("SET lock_timeout = '5s'")
+        for table in ("cluster", "node", "shard", "journal"):
+            reader.execute(f"SELECT count(*) FROM headwater.{table}")
+        assert create_tables(connection, "test", 3).shards == 3
+
+
+def test_tables_of_an_earlier_version_are_changed_once_their_readers_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A commit waits behind the change for the time limit, and no longer."""
+    monkeypatch.setattr(schema, "_CHANGE_RETRY_S", 0.1)
+    with (
+        database() as running,
+        connect(running.url, "test") as connection,
+        psycopg.connect(running.url) as reader,
+    ):
+        create_tables(connection, "test", 3)
+        connection.execute("ALTER TABLE headwater.cluster DROP COLUMN store")
+        connection.execute("ALTER TABLE headwater.shard RESET (vacuum_truncate)")
+        connection.execute("ALTER TABLE headwater.journal ALTER COLUMN batch SET STORAGE EXTENDED")
+        reader.execute("SELECT count(*) FROM headwater.journal")
+        with ThreadPoolExecutor(1) as threads:
+            started = threads.submit(create_tables, connection, "test", 3)
+            journal = PostgresJournal(running.url, 0, 0, require_standby=False)
+            for number in range(3):
+                journal.append(number, number + 1, (b"beside it",))
+            journal.close()
+            assert not started.done()
+            reader.rollback()
+            assert started.result(60).shards == 3
+        assert connection.execute(schema._HAS_TABLES).fetchone() == (True,)
+        reader.execute("SELECT count(*) FROM headwater.cluster")
+        connection.execute("ALTER TABLE headwater.shard RESET (vacuum_truncate)")
+        monkeypatch.setattr(schema, "_CHANGE_ATTEMPTS", 1)
+        with pytest.raises(StorageError, match="when no backup or other long transaction reads them"):
+            create_tables(connection, "test", 3)
 
 
 def wait_for_vacuum(connection: Connection) -> None:

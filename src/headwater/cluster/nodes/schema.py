@@ -9,13 +9,17 @@ So clocks may differ.
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
+import time
 from typing import Final, NamedTuple, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.storage.interface import StorageError
+
+log = logging.getLogger("headwater.cluster")
 
 FORMAT: Final = 1
 """The version of batches and packs. A node does not take over a shard that was written by a later version."""
@@ -25,6 +29,10 @@ Connection: TypeAlias = psycopg.Connection[tuple[object, ...]]
 _CONNECT_TIMEOUT_S: Final = 3
 _LOCK: Final = 0x68656164
 """The lock of the transaction that creates the tables: nodes may start at the same time."""
+_LOCK_TIMEOUT_S: Final = 1
+"""How long a change of the tables may wait for their readers: everything else waits behind it, also commits."""
+_CHANGE_ATTEMPTS: Final = 10
+_CHANGE_RETRY_S: Final = 2.0
 
 SYNCHRONOUS: Final = (
     " AND current_setting('synchronous_commit') IN ('on', 'remote_apply')"
@@ -62,6 +70,17 @@ CREATE TABLE IF NOT EXISTS headwater.journal (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE headwater.journal ALTER COLUMN batch SET STORAGE EXTERNAL;
 """
+_HAS_TABLES: Final = """
+SELECT to_regclass('headwater.node') IS NOT NULL
+    AND (SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass('headwater.cluster')
+        AND attname IN ('proof', 'store') AND NOT attisdropped) = 2
+    AND EXISTS (SELECT 1 FROM pg_class WHERE oid = to_regclass('headwater.shard') AND reloptions @> ARRAY[
+        'autovacuum_vacuum_threshold=0', 'autovacuum_vacuum_scale_factor=0', 'vacuum_truncate=off'])
+    AND EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('headwater.journal')
+        AND attname = 'batch' AND attstorage = 'e')
+"""
+"""Whether `_TABLES` has nothing to do. It must not run then: a statement that changes a table waits for everybody who
+reads it, such as a backup, even if nothing changes, and everybody else then waits for that statement."""
 
 
 class Cluster(NamedTuple):
@@ -165,9 +184,27 @@ def broken_promise(connection: Connection, *, require_standby: bool) -> str | No
 
 def create_tables(connection: Connection, name: str, shards: int) -> Cluster:
     """Create what is missing. Raises `StorageError` if the database is another cluster's."""
+    for attempts_left in reversed(range(_CHANGE_ATTEMPTS)):
+        try:
+            return _create_tables(connection, name, shards)
+        except psycopg.errors.LockNotAvailable:
+            if not attempts_left:
+                raise StorageError(
+                    "The tables of the cluster must be changed for this version, and are in use for longer than commits"
+                    " may wait. Start the node again when no backup or other long transaction reads them."
+                ) from None
+            log.warning("the tables of the cluster are in use; they will be changed later")
+            time.sleep(_CHANGE_RETRY_S)
+    raise AssertionError
+
+
+def _create_tables(connection: Connection, name: str, shards: int) -> Cluster:
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        connection.execute(_TABLES)
+        if connection.execute(_HAS_TABLES).fetchone() != (True,):
+            connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
+            connection.execute(_TABLES)
+            connection.execute("SET LOCAL lock_timeout TO DEFAULT")
         connection.execute(
             "INSERT INTO headwater.cluster (id, name, shards) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
             [secrets.token_hex(16), name, shards],
