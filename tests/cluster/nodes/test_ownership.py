@@ -39,14 +39,22 @@ def connection(running: LocalPostgres) -> Iterator[Connection]:
 class Node:
     """A node that makes its turns when the test says so."""
 
-    def __init__(self, connection: Connection, name: str, *, format_version: int = 1, standbys: int = 0) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        format_version: int = 1,
+        standbys: int = 0,
+        lease_s: float = LEASE_S,
+    ) -> None:
         self.now_s = 100.0
         self._connection = connection
         self._ownership = Ownership(
             name,
             f"{name}#1",
             "127.0.0.1:1",
-            LEASE_S,
+            lease_s,
             require_standby=False,
             format_version=format_version,
             standbys=standbys,
@@ -55,7 +63,7 @@ class Node:
         )
         self.ahead_s = 0.0
         self.standing = Standing({}, 0.0, {})
-        self.now_s += LEASE_S  # At first a new node only observes the others.
+        self.now_s += lease_s  # At first a new node only observes the others.
 
     def turn(
         self,
@@ -111,6 +119,43 @@ def test_renewed_lease_is_not_taken_whatever_the_clocks_say(connection: Connecti
         other.now_s += LEASE_S * 0.9
         assert busy.turn().held
         assert other.turn().held == {}
+
+
+@pytest.mark.parametrize("is_known_from", ["the row of the shard", "the report"])
+def test_shard_of_an_owner_with_longer_leases_is_left_to_it_for_their_length(
+    connection: Connection, is_known_from: str
+) -> None:
+    """As while `cluster.lease_secs` is changed on one node after the other. An earlier version has it in its report
+    alone, and a node that started again replaces the report."""
+    silent, other = Node(connection, "a", lease_s=4 * LEASE_S), Node(connection, "b")
+    silent.turn()
+    assert len(silent.turn().held) == SHARDS
+    silent.now_s = other.now_s
+    until_s = silent.turn().until_s
+    assert until_s > other.now_s + 3 * LEASE_S
+    if is_known_from == "the report":
+        connection.execute("UPDATE headwater.shard SET lease_s = 0")
+    else:
+        connection.execute("UPDATE headwater.node SET report = '{}', incarnation = 'a#2' WHERE name = 'a'")
+    other.turn()
+    while other.now_s <= until_s:
+        assert other.turn().held == {}, f"{until_s - other.now_s} s before the owner stops to rely on its lease"
+        other.now_s += LEASE_S / 6
+    other.now_s += LEASE_S
+    assert other.turn().held
+
+
+def test_node_with_shorter_leases_counts_one_with_longer_ones_as_alive(connection: Connection) -> None:
+    """Although it renews them less often."""
+    slow, fast = Node(connection, "a", lease_s=10 * LEASE_S), Node(connection, "b")
+    fast.turn()
+    slow.turn()
+    fast.turn()
+    assert fast.turn().surplus == SHARDS // 2
+    fast.now_s += 1.5 * LEASE_S
+    assert fast.turn().surplus == SHARDS // 2
+    fast.now_s += 10 * LEASE_S
+    assert fast.turn().surplus == 0
 
 
 def test_difference_of_clocks_is_reported_and_changes_nothing(

@@ -1,8 +1,9 @@
 """The ownership of shards: in regular turns, a node renews its leases and takes or releases shards.
 
 In each turn a node raises the lease of its shards by one, looks at those of the others, and takes shards that are free,
-or whose lease did not move for `lease_s` by its own clock. The nodes that are alive share the shards evenly: who has
-more than its share hands some over.
+or whose lease did not move for its length by the clock of this node. The length is the setting of the owner, or that of
+this node if it is longer: they differ while `cluster.lease_secs` is changed on one node after the other. The nodes that
+are alive share the shards evenly: who has more than its share hands some over.
 
 Every start of a shard's process is a new epoch, and no two processes ever have the same one. For this, an epoch counts
 only once a standby has it: otherwise it could be lost with the primary and be given out a second time. So an epoch is
@@ -48,7 +49,7 @@ WITH beat AS (
 ), given AS (
     SELECT * FROM unnest(%(shards)s::integer[], %(addresses)s::text[]) AS given (id, address)
 )
-UPDATE headwater.shard SET lease = lease + 1, address = given.address
+UPDATE headwater.shard SET lease = lease + 1, lease_s = %(lease_s)s, address = given.address
 FROM given WHERE shard.id = given.id AND shard.owner = %(owner)s RETURNING shard.id, shard.epoch
 """
 _RELEASE: Final = """
@@ -61,8 +62,8 @@ WHERE id = ANY(%(shards)s) AND owner = %(owner)s {}
 RETURNING id, epoch
 """
 _TAKE: Final = """
-UPDATE headwater.shard SET epoch = shard.epoch + 1, owner = %(owner)s, lease = shard.lease + 1, address = NULL,
-    format = GREATEST(format, %(format)s)
+UPDATE headwater.shard SET epoch = shard.epoch + 1, owner = %(owner)s, lease = shard.lease + 1,
+    lease_s = %(lease_s)s, address = NULL, format = GREATEST(format, %(format)s)
 FROM unnest(%(shards)s::integer[], %(epochs)s::bigint[], %(leases)s::bigint[]) AS seen (id, epoch, lease)
 WHERE shard.id = seen.id AND shard.epoch = seen.epoch AND shard.lease = seen.lease AND shard.format <= %(format)s {}
 RETURNING shard.id, shard.epoch
@@ -107,6 +108,7 @@ class _Row(NamedTuple):
     lease: int
     address: str | None
     format: int
+    lease_s: float
 
 
 class Ownership:
@@ -139,6 +141,8 @@ class Ownership:
         self._takes_from_s = clock() + OBSERVE_PART * lease_s
         self._seen: dict[object, tuple[object, float]] = {}
         """For each shard and node: its last value, and when the change to it was seen."""
+        self._reported_s: dict[str, float] = {}
+        """The length of the leases of each start of a node."""
         self._is_warned = False
 
     def watch(self, connection: Connection) -> None:
@@ -159,6 +163,7 @@ class Ownership:
             connection,
             _RENEW,
             node=self._node,
+            lease_s=self._lease_s,
             address=self._address,
             report=Jsonb(
                 {
@@ -177,7 +182,7 @@ class Ownership:
         rows = [
             _Row(*row)  # type: ignore[arg-type]
             for row in connection.execute(
-                "SELECT id, epoch, owner, lease, address, format FROM headwater.shard ORDER BY id"
+                "SELECT id, epoch, owner, lease, address, format, lease_s FROM headwater.shard ORDER BY id"
             ).fetchall()
         ]
         others = self._others(connection)
@@ -193,6 +198,7 @@ class Ownership:
                 connection,
                 self._take_statement,
                 format=self._format,
+                lease_s=self._lease_s,
                 shards=[row.id for row in taken],
                 epochs=[row.epoch for row in taken],
                 leases=[row.lease for row in taken],
@@ -239,7 +245,8 @@ class Ownership:
         """Whether this node may take a shard; a moment later if another one has a standby of it."""
         if row.format > self._format:
             return False  # Written by a later version, which this one cannot read.
-        still_s = 0.0 if row.owner is None else self._lease_s
+        # A node of an earlier version writes the length of its leases only into its report.
+        still_s = 0.0 if row.owner is None else max(self._lease_s, row.lease_s, self._reported_s.get(row.owner, 0.0))
         if is_warm_elsewhere:
             still_s += DEFER_PART * self._lease_s
         return self._stands_still(row.id, (row.epoch, row.lease), still_s)
@@ -248,8 +255,10 @@ class Ownership:
         """The other nodes that take shards, with the shards of which they have standbys."""
         alive: dict[str, set[int]] = {}
         rows: Any = connection.execute("SELECT name, incarnation, beats, report FROM headwater.node").fetchall()
+        self._reported_s = {str(incarnation): report.get("lease_s", 0.0) for _, incarnation, _, report in rows}
         for name, incarnation, beats, report in rows:
-            stands_still = self._stands_still(name, (incarnation, beats), self._lease_s)
+            lease_s = max(self._lease_s, self._reported_s[incarnation])
+            stands_still = self._stands_still(name, (incarnation, beats), lease_s)
             if name != self._node and not report.get("leaves") and not stands_still:
                 alive[name] = set(report.get("warm", ()))
         return alive

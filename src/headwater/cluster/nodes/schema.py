@@ -1,9 +1,9 @@
 """The tables of a cluster in Postgres, and the requirements on the server.
 
 `shard` says who owns a shard and up to which record its journal goes; `journal` has the batches that the object store
-does not have yet; `node` has the nodes, alive or not. There are no times in them: a lease is a counter that its owner
-raises, and a node takes a shard over only if it saw the counter unchanged for the length of a lease, by its own clock.
-So clocks may differ.
+does not have yet; `node` has the nodes, alive or not. There are no times of day in them: a lease is a counter that its
+owner raises, and a node takes a shard over only if it saw the counter unchanged for the length of the lease, by its own
+clock. So clocks may differ.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ CREATE TABLE IF NOT EXISTS headwater.shard (
     confirmed bigint NOT NULL DEFAULT 0, owner text, lease bigint NOT NULL DEFAULT 0, address text,
     format integer NOT NULL DEFAULT 1
 ) WITH (fillfactor = 10);
+ALTER TABLE headwater.shard ADD COLUMN IF NOT EXISTS lease_s double precision NOT NULL DEFAULT 0;
 ALTER TABLE headwater.shard
     SET (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0, vacuum_truncate = off);
 CREATE TABLE IF NOT EXISTS headwater.journal (
@@ -74,6 +75,8 @@ _HAS_TABLES: Final = """
 SELECT to_regclass('headwater.node') IS NOT NULL
     AND (SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass('headwater.cluster')
         AND attname IN ('proof', 'store') AND NOT attisdropped) = 2
+    AND EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('headwater.shard')
+        AND attname = 'lease_s' AND NOT attisdropped)
     AND EXISTS (SELECT 1 FROM pg_class WHERE oid = to_regclass('headwater.shard') AND reloptions @> ARRAY[
         'autovacuum_vacuum_threshold=0', 'autovacuum_vacuum_scale_factor=0', 'vacuum_truncate=off'])
     AND EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('headwater.journal')
