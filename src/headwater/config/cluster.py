@@ -51,8 +51,8 @@ class ClusterSettings(SettingsSection):
     )
     lease_secs: Seconds = Field(
         2.5,
-        description="How long a node may be silent before the others take its shards over. Where nodes differ, as while it is"
-        " changed on one after the other, the longer one counts.",
+        description="How long a node may be silent before the others take its shards over. Where nodes differ, as while"
+        " it is changed on one after the other, the longer one counts.",
     )
     standbys: Count = Field(
         0,

@@ -419,9 +419,10 @@ class TooManyLeases(PayloadTooLarge):
 
 
 class StorageUnavailable(Refusal):
-    """A write to the disk failed. The server acknowledges no appends until it is restarted; reads still work.
+    """A write to the disk failed. The server acknowledges no appends until it is restarted; reads still work. With
+    `Retry-After`: the owner of the stream is changing in a cluster, or the object store is unavailable.
 
-    Check the disk and the log of the server, then restart it.
+    With `Retry-After`, retry. Otherwise check the disk and the log of the server, then restart it.
     """
 
     status = 503

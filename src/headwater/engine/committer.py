@@ -10,7 +10,8 @@ The entries of a batch belong to different requests, so each is completed separa
 logged, and the other entries still get their responses.
 
 A failed write is fail-stop: how much of it reached the disk is unknown, so neither it nor anything after it is ever
-acknowledged, and a sync is never retried (a second fsync can report success for pages that the first one lost).
+acknowledged, and a sync is never retried (a second fsync can report success for pages that the first one lost). In a
+cluster the process then ends and the shard is opened again, so clients are asked to retry.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headwater.engine.commit_placement import CommitMode, CommitPlacement
 from headwater.engine.metrics import Metrics
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
-from headwater.storage.interface import Committed, Storage
+from headwater.storage.interface import Committed, ReplicaFailedError, Storage
 
 log = logging.getLogger("headwater.engine")
 
@@ -35,6 +36,7 @@ MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES: Final = 64
 LENGTH_BYTES: Final = 5
 """Maximum size of a message length in a record, for messages below 4 GiB."""
+RETRY: Final = (("Retry-After", "1"),)
 _committed: Final = tuple.__new__
 """Creates a `Committed` in a third of the time of its constructor."""
 
@@ -82,6 +84,8 @@ class Committer:
         self._flush_is_due = False
         self._writing: list[CommitEntry] | None = None
         self.failure: str | None = None
+        self._is_opened_again = False
+        """After a failure: whether another process takes writes soon."""
         self.batch_is_checked = not storage.waits_for_disk
         """Whether this iteration of the loop has a batch whose first record is an append: before that was accepted,
         storage was found to accept writes (see `write_gate`). Memory always accepts them."""
@@ -119,6 +123,8 @@ class Committer:
 
     def check(self) -> None:
         """Refuse a write that could not be made durable."""
+        if self._is_opened_again:
+            raise StorageUnavailable("The owner of this stream is changing; retry.", RETRY)
         if self.failure is not None:
             raise StorageUnavailable(
                 "Storage failed; writes are disabled until the server is restarted. Reads still work."
@@ -224,16 +230,27 @@ class Committer:
 
     def _fail(self, error: BaseException, batch: list[CommitEntry]) -> None:
         self.failure = str(error) or type(error).__name__
-        log.critical("storage failed, writes are disabled until a restart: %s", self.failure, exc_info=error)
+        if isinstance(error, ReplicaFailedError):
+            self._is_opened_again = True
+            log.error("nothing more is written until the shard is opened again: %s", self.failure)
+        else:
+            log.critical("storage failed, writes are disabled until a restart: %s", self.failure, exc_info=error)
         self._refuse(batch)
         queued, self._queue = self._queue, []
         self._queued_bytes = 0
         self._refuse(queued)
 
     def _refuse(self, batch: list[CommitEntry]) -> None:
-        refusal = StorageUnavailable(
-            "The write failed in storage; whether it was stored is unknown until the server is restarted."
-        )
+        if self._is_opened_again:
+            refusal = StorageUnavailable(
+                "The owner of this stream is changing, and whether the write was stored is unknown; retry as a"
+                " producer, or read the stream first.",
+                RETRY,
+            )
+        else:
+            refusal = StorageUnavailable(
+                "The write failed in storage; whether it was stored is unknown until the server is restarted."
+            )
         for entry in batch:
             if entry.done is not None:
                 guarded(entry.done, refusal)

@@ -14,6 +14,7 @@ from typing import Final
 from headwater.core.errors import PayloadTooLarge, Refusal, StorageFull, StorageUnavailable
 from headwater.engine.background_threads import Background
 from headwater.storage.blobs import PAGE_BYTES, BlobStore, BlobWriter
+from headwater.storage.tiering.objects import ObjectStoreError
 
 log = logging.getLogger("headwater.engine")
 
@@ -177,6 +178,11 @@ def _refusal_of(error: BaseException) -> Refusal:
     log.error("a snapshot could not be written: %s", error, exc_info=error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull("The disk is full, and the snapshot was not stored; free disk space.")
+    if isinstance(error, ObjectStoreError):
+        return StorageUnavailable(
+            "The object store cannot be used at the moment, and the snapshot was not stored; retry.",
+            (("Retry-After", "1"),),
+        )
     return StorageUnavailable(
         "The snapshot could not be written and was not stored; the log of the server has the reason."
     )

@@ -33,6 +33,11 @@ class WriteFailedError(StorageError):
     """A write or sync failed. How much of the batch is on the disk is unknown, so no more writes are acknowledged."""
 
 
+class ReplicaFailedError(WriteFailedError):
+    """As `WriteFailedError`, in a store whose journal is replicated: the process ends, and the store is opened again,
+    here or on another node."""
+
+
 class BatchTooLargeError(StorageError):
     """A batch is too large for a journal. None of it was written, and the store accepts further writes."""
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from headwater.core.checksum import crc32
 from headwater.storage.filesystem import Bytes, FileAppender, Filesystem, write_all, write_whole
-from headwater.storage.interface import Committed, WriteFailedError
+from headwater.storage.interface import Committed, ReplicaFailedError, WriteFailedError
 from headwater.storage.journal.frames import FRAME, BatchEncoder, change_salt, seal
 from headwater.storage.journal.next_segment import NextSegment, remove_spares
 from headwater.storage.journal.replica import JournalReplica
@@ -320,12 +320,17 @@ class FileJournal:
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise WriteFailedError(self.failure)
+            raise self._error()
 
     def _fail(self, error: BaseException) -> WriteFailedError:
-        path = segment_path(self._directory, self.segments[-1].number)
-        self.fail(f"Writing {path} failed: {error}")
-        return WriteFailedError(self.failure)
+        if isinstance(error, WriteFailedError):
+            self.fail(str(error))
+        else:
+            self.fail(f"Writing {segment_path(self._directory, self.segments[-1].number)} failed: {error}")
+        return self._error()
+
+    def _error(self) -> WriteFailedError:
+        return WriteFailedError(self.failure) if self.replica is None else ReplicaFailedError(self.failure)
 
 
 def create_journal(filesystem: Filesystem, directory: Path, last_lsn: int = 0) -> Segment:
