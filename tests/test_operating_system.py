@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import httpx
@@ -233,6 +234,13 @@ def test_socket_in_a_directory_with_a_long_path_can_be_reached(tmp_path: Path, s
             listening.listen(1)
             client.connect(address)
     assert (directory / "control.sock").exists()
+
+
+@BOTH
+def test_elapsed_time_is_that_of_the_machine(system: OperatingSystem) -> None:
+    first_s = system.elapsed_s()
+    assert time.monotonic() <= first_s + 1, "with the time for which the machine was suspended"
+    assert system.elapsed_s() >= first_s
 
 
 @BOTH

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -77,6 +78,9 @@ class OperatingSystem(Protocol):
     def boot_id(self) -> bytes:
         """16 bytes that change with a restart of the machine; all zero where they are not known."""
 
+    def elapsed_s(self) -> float:
+        """A clock that all processes of the machine share, and that also runs while the machine is suspended."""
+
     def processors(self) -> int:
         """How many processors this process may use."""
 
@@ -127,6 +131,9 @@ class Linux:
             return bytes.fromhex(_BOOT_ID_FILE.read_text("ascii").strip().replace("-", ""))
         except (OSError, ValueError):
             return NO_BOOT_ID
+
+    def elapsed_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def processors(self) -> int:
         return len(os.sched_getaffinity(0))
@@ -200,6 +207,10 @@ class MacOS:
             return uuid.UUID(self._boot_session().strip()).bytes
         except (OSError, ValueError, subprocess.SubprocessError):
             return NO_BOOT_ID
+
+    def elapsed_s(self) -> float:
+        # That of macOS runs then, too; `CLOCK_UPTIME_RAW` does not.
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
 
     def processors(self) -> int:
         return os.cpu_count() or 1

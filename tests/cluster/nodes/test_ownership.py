@@ -9,9 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from headwater.cli import command_line
+from headwater.cluster import messages
+from headwater.cluster.nodes.node_worker import NodeWorker
 from headwater.cluster.nodes.ownership import HELD_PART, Ownership, Standing, Turn
 from headwater.cluster.nodes.schema import Connection, connect, create_tables
 from headwater.cluster.nodes.status import cluster_status
+from headwater.cluster.shards import ShardMap
+from headwater.config import Settings
+from headwater.http.server import Reloader
 from headwater.stack.database import LocalPostgres
 from tests.postgres.databases import database
 from tests.waiting import LIMIT_S
@@ -156,6 +161,27 @@ def test_node_with_shorter_leases_counts_one_with_longer_ones_as_alive(connectio
     assert fast.turn().surplus == SHARDS // 2
     fast.now_s += 10 * LEASE_S
     assert fast.turn().surplus == 0
+
+
+def test_lease_ends_while_the_machine_is_suspended(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`time.monotonic` does not run then, and the shard may have another owner afterwards."""
+    suspended_s = 1e5
+    read = time.clock_gettime
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda clock: read(clock) + (suspended_s if clock == time.CLOCK_BOOTTIME else 0.0)
+    )
+    standing = Ownership("a", "a#1", "127.0.0.1:1", 60.0, require_standby=False).turn(connection, Turn({}))
+    assert standing.until_s > read(time.CLOCK_BOOTTIME) + suspended_s
+    settings, (control, ended) = Settings(), messages.pair()
+    lease = messages.ShardLease(standing.until_s, {})
+    worker = NodeWorker(
+        settings, Reloader(lambda: settings), 0, ShardMap(1, 1), ended, control, epoch=1, lease=lease, host=""
+    )
+    assert worker._is_ours()
+    suspended_s += 60.0
+    assert not worker._is_ours()
+    control.close()
+    ended.close()
 
 
 def test_difference_of_clocks_is_reported_and_changes_nothing(

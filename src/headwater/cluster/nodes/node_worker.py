@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from typing import TYPE_CHECKING, Final
 
 from headwater.cluster import messages
@@ -31,6 +30,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.open_storage import Store
 from headwater.http.routing import Route
 from headwater.http.server import Reloader, build_context, sweep
+from headwater.operating_system import SYSTEM
 from headwater.storage.journaled_store import JournaledStorage
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class NodeWorker(ServingWorker):
             self._links.connect_to(lease.owners)
 
     def _is_ours(self) -> bool:
-        return time.monotonic() < self._lease.until_s
+        return SYSTEM.elapsed_s() < self._lease.until_s
 
     def _check(self) -> None:
         if not self._is_ours():

@@ -26,6 +26,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from headwater.cluster.nodes.schema import FORMAT, SETTINGS_READ, SYNCHRONOUS, Connection, broken_promise
+from headwater.operating_system import SYSTEM
 
 log = logging.getLogger("headwater.cluster")
 
@@ -90,7 +91,7 @@ class Standing(msgspec.Struct, frozen=True, tag="standing"):
     held: dict[int, int]
     """Its shards, and their epochs."""
     until_s: float
-    """The time until which it may rely on that, by the monotonic clock of the machine."""
+    """The time until which it may rely on that, by the clock `SYSTEM.elapsed_s` of the machine."""
     owners: dict[int, tuple[int, str]]
     """The epoch and the address of every shard that can be reached."""
     surplus: int = 0
@@ -122,7 +123,7 @@ class Ownership:
         require_standby: bool = True,
         standbys: int = 0,
         format_version: int = FORMAT,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM.elapsed_s,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._node = node
