@@ -24,10 +24,17 @@ from headwater.core.records import Document
 from headwater.core.rules import CreateRequest
 from headwater.engine.quota import Quota, document_bytes
 from headwater.engine.results import OnCreated
+from headwater.engine.scheduler import Scheduler
+from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
 from headwater.engine.stream_host import DocumentWriter
 
 log = logging.getLogger("headwater.engine")
+
+STEP_IDS: Final = 500
+"""Ids of a listing that are checked in one step: about a millisecond."""
+STEPS_AT_ONCE: Final = 4
+"""Steps before a listing continues in slices. Only one that skips many expired streams takes more."""
 
 
 class BucketConfig(msgspec.Struct, frozen=True):
@@ -106,8 +113,9 @@ class BucketsElsewhere(Protocol):
 
 
 class Buckets:
-    def __init__(self, engine: BucketsHost) -> None:
+    def __init__(self, engine: BucketsHost, scheduler: Scheduler) -> None:
         self._engine = engine
+        self._slices = Slices(scheduler)
         self.elsewhere: BucketsElsewhere | None = None
         self._documents = engine.catalog.documents
         self._decided: dict[str, BucketState] = {}
@@ -201,12 +209,16 @@ class Buckets:
             if isinstance(bucket, Refusal):
                 done(bucket)
                 return
-            ids = ids_from(bucket.ids, prefix, after)
-            seen = (self._seen(stream_name(bucket_id, stream_id)) for stream_id in ids)
             now_ms = self._engine.now_ms()
-            alive = (stream for stream in seen if stream is not None and not stream.expired(now_ms))
-            streams = tuple(islice(alive, limit + 1))
-            done(StreamPage(bucket_id, prefix, streams[:limit], len(streams) > limit))
+
+            def alive(stream_id: str) -> LiveStream | None:
+                stream = self._seen(stream_name(bucket_id, stream_id))
+                return stream if stream is not None and not stream.expired(now_ms) else None
+
+            def complete(streams: tuple[LiveStream, ...]) -> None:
+                done(StreamPage(bucket_id, prefix, streams[:limit], len(streams) > limit))
+
+            find_streams(bucket.ids, prefix, after, limit + 1, alive, self._slices, complete)
 
         self.look_up(bucket_id, found)
 
@@ -279,6 +291,56 @@ class Buckets:
             done(bucket_not_found(bucket_id))
         else:
             done(self._durable[bucket_id])
+
+
+def find_streams(
+    ids: SortedList,
+    prefix: str,
+    after: str | None,
+    limit: int,
+    alive: Callable[[str], LiveStream | None],
+    slices: Slices,
+    done: Callable[[tuple[LiveStream, ...]], None],
+) -> None:
+    """Call `done` with the first `limit` streams that are `alive`, now or after many others were skipped in slices.
+
+    After a clock jump, a bucket can have any number of expired streams whose data is kept.
+    """
+    found: list[LiveStream] = []
+    steps = _finding(ids, prefix, after, limit, alive, found)
+
+    def finish(error: Exception | None) -> None:
+        assert error is None, "streams are only looked up"
+        done(tuple(found))
+
+    if sum(1 for _ in islice(steps, STEPS_AT_ONCE)) < STEPS_AT_ONCE:
+        finish(None)
+    else:
+        slices.add(steps, finish)
+
+
+def _finding(
+    ids: SortedList,
+    prefix: str,
+    after: str | None,
+    limit: int,
+    alive: Callable[[str], LiveStream | None],
+    found: list[LiveStream],
+) -> Iterator[None]:
+    """Add streams to `found`. The ids may change between two steps."""
+    while True:
+        for checked, stream_id in enumerate(ids_from(ids, prefix, after), 1):
+            after = stream_id
+            stream = alive(stream_id)
+            if stream is not None:
+                found.append(stream)
+                if len(found) == limit:
+                    return
+            if checked == STEP_IDS:
+                break
+        else:
+            return
+        yield
 
 
 def ids_from(ids: SortedList, prefix: str, after: str | None) -> Iterator[str]:

@@ -146,7 +146,7 @@ class Engine:
         self._producer_limit = ProducerLimit(
             limits.max_producers, limits.producer_idle_days, self._evict, lambda: self.clock_guard.jump is None
         )
-        self.buckets = Buckets(self)
+        self.buckets = Buckets(self, scheduler)
         self.fences = Fences(self)
         self.leases = WriterLeases(self, scheduler, limits.max_leases, limits.max_lease_ms)
         self.index = StreamIndex(self, self.publisher, scheduler)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -18,7 +18,7 @@ from sortedcontainers import SortedSet
 
 from headwater.core.errors import Refusal
 from headwater.core.names import is_client_name
-from headwater.engine.buckets import ids_from
+from headwater.engine.buckets import find_streams
 from headwater.engine.committer import guarded
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.slices import Slices
@@ -107,10 +107,15 @@ class StreamIndex:
         def found() -> None:
             assert self._names is not None
             now_ms = self._host.now_ms()
-            seen = (self._host.seen(name) for name in ids_from(self._names, prefix, after))
-            alive = (stream for stream in seen if stream is not None and not stream.expired(now_ms))
-            streams = tuple(islice(alive, limit + 1))
-            done(IndexPage(streams[:limit], len(streams) > limit))
+
+            def alive(name: str) -> LiveStream | None:
+                stream = self._host.seen(name)
+                return stream if stream is not None and not stream.expired(now_ms) else None
+
+            def complete(streams: tuple[LiveStream, ...]) -> None:
+                done(IndexPage(streams[:limit], len(streams) > limit))
+
+            find_streams(self._names, prefix, after, limit + 1, alive, self._slices, complete)
 
         self._after_built(found)
 
