@@ -15,19 +15,18 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from headwater.core.catalog import Catalog
-from headwater.core.errors import DataCorrupt, Refusal, StreamNotFound
+from headwater.core.errors import Refusal, StreamNotFound
 from headwater.core.offsets import BEGINNING, Offset
 from headwater.core.records import Create, Retain, SnapshotRef
 from headwater.core.rules import off_boundary
 from headwater.core.snapshots import check_snapshot_offset
 from headwater.engine.background_threads import Background
+from headwater.engine.checked_storage import CheckedBlob, CheckedBlobs
 from headwater.engine.cold_reads import ColdRead, pending
 from headwater.engine.reading import StreamReader, gone_before
 from headwater.engine.stream import LiveStream
 from headwater.engine.uploads import BlobUpload
-from headwater.storage.blobs import PAGE_BYTES, Blob, BlobStore
-from headwater.storage.interface import CorruptError
-from headwater.storage.tiering.block_cache import NotLocalError
+from headwater.storage.blobs import PAGE_BYTES, BlobStore
 
 log = logging.getLogger("headwater.engine")
 
@@ -40,33 +39,26 @@ class Published(msgspec.Struct, frozen=True, gc=False):
 class OpenSnapshot:
     """An open snapshot, which can be read to its end even if another one is published. It must be closed."""
 
-    __slots__ = ("_blob", "_miss", "_name", "ref")
+    __slots__ = ("_blob", "ref")
 
-    def __init__(self, ref: SnapshotRef, blob: Blob, name: str) -> None:
+    def __init__(self, ref: SnapshotRef, blob: CheckedBlob) -> None:
         self.ref = ref
         self._blob = blob
-        self._name = name
-        self._miss: ColdRead | None = None
 
     def pages(self, *, waits: bool = False) -> Iterator[bytes]:
         """Its bytes, in pages. A reader that `waits` gets a `Pending` while a page is being fetched."""
         for start in range(0, self.ref.size, PAGE_BYTES):
-            while (page := self._page(start)) is None:
-                assert self._miss is not None
+            while isinstance(page := self._page(start), ColdRead):
                 if not waits:
-                    raise self._miss
-                yield pending(self._miss)
+                    raise page
+                yield pending(page)
             yield page
 
-    def _page(self, start: int) -> bytes | None:
-        """A page, or None while it is being fetched (see `_miss`)."""
+    def _page(self, start: int) -> bytes | ColdRead:
         try:
             return self._blob.read(start, min(start + PAGE_BYTES, self.ref.size))
-        except NotLocalError as error:
-            self._miss = ColdRead(self._name, error)
-            return None
-        except (CorruptError, OSError) as error:
-            raise _damaged(self._name, error) from error
+        except ColdRead as miss:
+            return miss
 
     def close(self) -> None:
         self._blob.close()
@@ -98,6 +90,7 @@ class Snapshots:
     def __init__(self, engine: SnapshotsHost, blobs: BlobStore, background: Background, max_bytes: int) -> None:
         self._engine = engine
         self._blobs = blobs
+        self._checked = CheckedBlobs(blobs)
         self._background = background
         self._snapshots: dict[int, SnapshotRef] = {}
         """The durable snapshot of each stream."""
@@ -176,16 +169,7 @@ class Snapshots:
         ref = stream.durable_snapshot
         if ref is None:
             return None
-        try:
-            blob = self._blobs.open(ref.blob_id)
-        except NotLocalError as error:
-            raise ColdRead(stream.name, error) from error
-        except CorruptError as error:
-            raise _damaged(stream.name, error) from error
-        if blob.size != ref.size:
-            blob.close()
-            raise _damaged(stream.name, CorruptError(f"it has {blob.size} bytes instead of {ref.size}"))
-        return OpenSnapshot(ref, blob, stream.name)
+        return OpenSnapshot(ref, self._checked.open(ref, stream.name))
 
     def _commit(self, name: str, token: str, content_type: str, upload: BlobUpload, done: OnPublished) -> None:
         """Check everything again, because the stream may have changed while the blob was written, and commit."""
@@ -239,11 +223,6 @@ class Snapshots:
             self._background.run(lambda: self._blobs.delete(blob_id), _log_failure)
         else:
             self._blobs.delete(blob_id)
-
-
-def _damaged(name: str, error: Exception) -> DataCorrupt:
-    log.error("the snapshot of stream %r cannot be read: %s", name, error)
-    return DataCorrupt(f"The snapshot of stream {name!r} is missing or damaged, and is not served; publish it again.")
 
 
 def _log_failure(error: BaseException | None) -> None:

@@ -14,13 +14,16 @@ import logging
 import re
 import struct
 from array import array
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from headwater.core.checksum import crc32
+from headwater.storage.descriptor_reserve import EXHAUSTED
 from headwater.storage.filesystem import FileAppender, Filesystem, MappedFile, write_whole
 from headwater.storage.interface import CorruptError, StorageError
+from headwater.storage.tiering.objects import ObjectStoreError
 
 log = logging.getLogger("headwater.storage")
 
@@ -57,7 +60,7 @@ class Blob(Protocol):
     size: int
 
     def read(self, byte_position: int, end_position: int) -> bytes:
-        """Return exactly these bytes; raises `CorruptError` if their checksum is wrong."""
+        """Return exactly these bytes; raises `CorruptError` if they are damaged, or another `StorageError`."""
 
     def close(self) -> None: ...
 
@@ -70,7 +73,7 @@ class BlobStore(Protocol):
     def create(self, blob_id: int) -> BlobWriter: ...
 
     def open(self, blob_id: int) -> Blob:
-        """Open a blob; raises `CorruptError` if it is missing or damaged."""
+        """Open a blob; raises `CorruptError` if it is missing or damaged, or another `StorageError`."""
 
     def delete(self, blob_id: int) -> None: ...
 
@@ -162,10 +165,8 @@ class FileBlobs:
 
     def open(self, blob_id: int) -> Blob:
         path = self._path(blob_id)
-        try:
+        with _reading(path):
             return _FileBlob(self._filesystem.map(path), path, blob_id)
-        except OSError as error:
-            raise CorruptError(f"{path} cannot be read: {error}") from error
 
     def delete(self, blob_id: int) -> None:
         with suppress(FileNotFoundError):
@@ -251,14 +252,15 @@ class _FileBlob:
         first = byte_position // PAGE_BYTES
         start = first * PAGE_BYTES
         pages = []
-        for number in range(first, (end_position + PAGE_BYTES - 1) // PAGE_BYTES):
-            at = number * PAGE_BYTES
-            page = self._mapped.read(at, min(PAGE_BYTES, self.size - at))
-            if crc32(page) != self._crcs[number]:
-                raise CorruptError(f"{self._path} is damaged within {PAGE_BYTES} bytes from byte {at}.")
-            pages.append(page)
-        # The disk can fetch what is likely to be read next while this is sent.
-        self._mapped.will_need(end_position, AHEAD_BYTES)
+        with _reading(self._path):
+            for number in range(first, (end_position + PAGE_BYTES - 1) // PAGE_BYTES):
+                at = number * PAGE_BYTES
+                page = self._mapped.read(at, min(PAGE_BYTES, self.size - at))
+                if crc32(page) != self._crcs[number]:
+                    raise CorruptError(f"{self._path} is damaged within {PAGE_BYTES} bytes from byte {at}.")
+                pages.append(page)
+            # The disk can fetch what is likely to be read next while this is sent.
+            self._mapped.will_need(end_position, AHEAD_BYTES)
         data = pages[0] if len(pages) == 1 else b"".join(pages)
         if byte_position == start and end_position - start == len(data):
             return data
@@ -285,6 +287,17 @@ class _FileBlob:
         if crc32(footer[:-4], crc32(checksums)) != crc:
             raise CorruptError(f"{self._path}: its checksums are damaged.")
         return size, _from_little_endian(checksums)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Translate the errors of the file system: to `CorruptError`, unless a retry may succeed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in EXHAUSTED or isinstance(error, ObjectStoreError):
+            raise StorageError(f"{path} cannot be read at the moment: {error}") from error
+        raise CorruptError(f"{path} cannot be read: {error}") from error
 
 
 def is_finished(name: str) -> bool:
