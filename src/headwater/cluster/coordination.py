@@ -7,6 +7,7 @@ workers have acknowledged: a client that appended to a stream of any worker find
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -88,8 +89,7 @@ class Coordination:
         if route.method == "OPTIONS":
             return route
         prepare = self._prepare_acks if route.pattern in (paths.ACK, paths.CALLBACK) else self._prepare
-        handler = prepared(self.run, prepare, route.handler)
-        return Route(route.method, route.pattern, handler, route.operation, route.live, route.begin_upload)
+        return replace(route, handler=prepared(self.run, prepare, route.handler))
 
     async def _prepare(self, context: Context, request: Request, address: Address) -> None:
         wait_s = self._relay.wait_s

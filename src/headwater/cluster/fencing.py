@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -192,7 +193,7 @@ class CoordinatorClaims:
                 request,
             )
 
-        return Route(route.method, route.pattern, handle, route.operation, route.live, route.begin_upload)
+        return replace(route, handler=handle)
 
     async def _learn(self, token: str, name: str) -> None:
         problem, claim, state = await self._relay.ask(COORDINATOR, CLAIM, (token, name))

@@ -8,6 +8,7 @@ streams of it.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
 from headwater.cluster.mirror import AllStreams, Mirror
@@ -75,7 +76,7 @@ class PlacedBuckets:
         def synced(route: Route) -> Route:
             if route.pattern not in _OF_BUCKETS or route.method not in ("GET", "HEAD", "DELETE"):
                 return route
-            return Route(route.method, route.pattern, self._synced(route.handler), route.operation, route.live)
+            return replace(route, handler=self._synced(route.handler))
 
         return tuple(synced(route) for route in routes)
 

@@ -32,12 +32,6 @@ _OF_STREAMS: Final = frozenset(
     (paths.STREAM, paths.BUCKET_STREAM, paths.LATEST_SNAPSHOT, paths.SNAPSHOT, paths.BOOTSTRAP)
 )
 """Operations on one stream, which may be placed at another worker."""
-_READS: Final = frozenset(("read", "head", "long-poll", "sse"))
-
-
-def _is_read(route: Route) -> bool:
-    """Whether a standby may answer."""
-    return route.pattern is paths.STREAM and route.operation in _READS
 
 
 def _finish_upload(_context: Context, request: Request, _address: Address) -> RelayedUpload:
@@ -69,10 +63,11 @@ class WorkerRouter(Router):
         self._relays: Mapping[int, Route] = {
             other: Route("*", "*", relay.to(other), "relayed") for other in range(shard_map.workers) if other != worker
         }
-        self._standby_relays: Mapping[tuple[int, str], Route] = {
-            (other, operation): Route("*", "*", to_standby(relay, other, operation), "relayed")
+        self._standby_relays: Mapping[tuple[int, Route], Route] = {
+            (other, route): Route("*", "*", to_standby(relay, other, route.operation), "relayed")
             for other in self._relays
-            for operation in _READS
+            for route in routes
+            if route.standby_may_answer
         }
         if relay.standbys is not None:
             relay.standbys.on_connected.append(lambda _: self.head_cache.clear())
@@ -140,9 +135,9 @@ class WorkerRouter(Router):
     def _relay_to(self, route: Route, owner: int) -> Route:
         """The route that relays a request to the owner of its stream, or to the standby of the owner's shard here."""
         standbys = self._relay.standbys
-        if standbys is None or standbys.get(owner) is None or not _is_read(route):
+        if standbys is None or standbys.get(owner) is None or not route.standby_may_answer:
             return self._relays[owner]
-        return self._standby_relays[owner, route.operation]
+        return self._standby_relays[owner, route]
 
     def _elsewhere(self, route: Route, owner: int, relay: Route) -> Route:
         """The route of a request for a stream of another worker."""

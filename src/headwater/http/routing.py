@@ -35,9 +35,9 @@ _ENCODED: Final = {name.encode(): name for name in PARAMETERS}
 Handler: TypeAlias = Callable[[Context, Request, Address], AnyResponse]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The handler of one method at one path pattern."""
+    """The handler of one method at one path pattern. Routes are compared by identity, so that one can be a key."""
 
     method: str
     pattern: str
@@ -48,6 +48,8 @@ class Route:
     """If set, the route is for requests whose `live` parameter has this value, or that have this parameter."""
     begin_upload: Callable[[Context, Request, Address, bool], BlobUpload | None] | None = None
     """If set, the body is streamed to this upload."""
+    standby_may_answer: bool = False
+    """Whether the standby of a shard can process the request, in a cluster."""
 
 
 class Router:

@@ -22,13 +22,12 @@ from headwater.core.errors import Refusal
 from headwater.engine.engine import Engine
 from headwater.engine.fences import fence_key
 from headwater.engine.stream_refusals import not_found
-from headwater.http import paths
 from headwater.http.context import Context
 from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import LiveResponse, PiecewiseResponse, Response
 from headwater.http.routes import ROUTES
-from headwater.http.routing import LEASE, Route, Router
+from headwater.http.routing import Route, Router
 from headwater.storage.tiering.standby_store import FollowStep
 
 FOLLOW_S: Final = 0.2
@@ -41,11 +40,7 @@ WATCH_S: Final = 5.0
 """The same for live readers, whose responses have begun."""
 RETRY_S: Final = 0.2
 FIRST_ERROR: Final = 400
-READ_ROUTES: Final = tuple(
-    route
-    for route in ROUTES
-    if route.pattern is paths.STREAM and route.method in ("GET", "HEAD") and route.live != LEASE
-)
+READ_ROUTES: Final = tuple(route for route in ROUTES if route.standby_may_answer)
 
 
 class OwnerPosition:
