@@ -26,7 +26,7 @@ from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import Channel
 from headwater.http.routing import Handler, Router
-from headwater.http.states import IDLE, LIVE, TAKE_REFUSED, WRITING
+from headwater.http.states import IDLE, RELAYED, TAKE_REFUSED, WRITING
 
 MOVE_AFTER: Final = 16
 """Number of requests in a row for streams of one other worker after which a connection moves again."""
@@ -180,7 +180,7 @@ class RelayingConnection(Connection):
             return
         self._request = request = known.request
         self._operation = known.operation
-        self._writing = LIVE
+        self._writing = RELAYED
         answer = RelayedAnswer(self._relay, owner, known.head + body, request.method in _SAFE, frames.BEGIN)
         answer.may_move = True
         self._live = answer

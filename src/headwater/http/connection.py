@@ -39,6 +39,7 @@ from headwater.http.request import Request, UploadRequest
 from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseResponse, Repeat, Response, problem
 from headwater.http.routing import Router
 from headwater.http.states import (
+    ANSWERED,
     BODY,
     CLOSE,
     CLOSED,
@@ -54,6 +55,7 @@ from headwater.http.states import (
     SERVING,
     TAKE,
     TAKE_REFUSED,
+    TAKEN,
     WRITING,
 )
 
@@ -425,7 +427,7 @@ class Connection(asyncio.Protocol):
         self._operation = known.operation
         self._request_id = ""
         self._began_s = began_s = perf_counter()
-        self._writing = SERVING
+        self._writing = TAKEN
         self._repeat = repeat
         try:
             rest = repeat.begin(body, self._complete_known)
@@ -434,7 +436,7 @@ class Connection(asyncio.Protocol):
                 self._transport.write(b"".join((head, repeat.beginning, rest, _END_OF_HEAD)))
                 context.metrics.count_request(known.operation, NO_CONTENT, perf_counter() - began_s)
                 # `_finish` without what cannot be: no other request was received since.
-                self._writing = IDLE
+                self._writing = ANSWERED
                 self._since_s = context.now_s
         except Refusal as refusal:
             self._send(problem(refusal))

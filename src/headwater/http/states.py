@@ -1,7 +1,8 @@
 """States of a connection: one for reading requests, one for writing responses.
 
 The two change independently, so pipelined requests and a disconnect are noticed while a response is being sent. Every
-change of state is an event in the tables below; any other event is a `KeyError`, which is a bug.
+change of state is an event in the tables below; any other event is a `KeyError`, which is a bug. Only the paths of
+repeated requests, which begin in a known state, use transitions that are looked up once, at the end of this module.
 
 Reading:
 
@@ -76,3 +77,8 @@ WRITING: Final[Transitions] = {
     LINGERING: {CLOSE: CLOSED},
     CLOSED: {CLOSE: CLOSED},
 }
+
+# The transitions of a repeated request, which is taken while the connection is idle.
+TAKEN: Final = WRITING[IDLE][TAKE]
+ANSWERED: Final = WRITING[TAKEN][DONE]
+RELAYED: Final = WRITING[TAKEN][GO_LIVE]
