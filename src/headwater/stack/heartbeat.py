@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
-import ssl
 import sys
 import time
 from typing import Final
 
-import httpx
 import psycopg
+
+from headwater.client import NO_RETRY, ClientError, Stream
 
 STREAM: Final = "session-events"
 DEFAULT_INTERVAL_S: Final = 5.0
+TIMEOUT_S: Final = 10.0
 
 _ITEMS: Final = """CREATE TABLE IF NOT EXISTS public.items (
     id SERIAL PRIMARY KEY,
@@ -31,9 +32,12 @@ log = logging.getLogger("headwater.heartbeat")
 
 class Heartbeat:
     def __init__(self, server_url: str, postgres_url: str, ca_file: str = "") -> None:
-        self._stream = f"{server_url.rstrip('/')}/v1/stream/{STREAM}"
+        url = f"{server_url.rstrip('/')}/v1/stream/{STREAM}"
+        # The next tick is the retry.
+        self._stream = Stream(
+            url, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, ca_file=ca_file or None, retry=NO_RETRY
+        )
         self._postgres_url = postgres_url
-        self._http = httpx.Client(timeout=10.0, verify=ssl.create_default_context(cafile=ca_file or None))
 
     def beat(self, tick: int) -> None:
         """Run one tick. A failure is logged, not raised."""
@@ -42,11 +46,11 @@ class Heartbeat:
                 self._insert(tick)
             else:
                 self._post(tick)
-        except (psycopg.Error, httpx.HTTPError) as error:
+        except (psycopg.Error, ClientError) as error:
             log.warning("tick %d failed: %s", tick, error)
 
     def close(self) -> None:
-        self._http.close()
+        self._stream.disconnect()
 
     def _insert(self, tick: int) -> None:
         with psycopg.connect(self._postgres_url, connect_timeout=5) as connection:
@@ -56,9 +60,9 @@ class Heartbeat:
         log.info("tick %d: inserted into items", tick)
 
     def _post(self, tick: int) -> None:
-        self._http.put(self._stream, headers={"Content-Type": "application/json"}).raise_for_status()
+        self._stream.create()
         event = {"key": "heartbeat", "type": "heartbeat", "operation": "set", "value": {"tick": tick, "at": _moment()}}
-        self._http.post(self._stream, json=[event]).raise_for_status()
+        self._stream.append(event)
         log.info("tick %d: posted to %s", tick, STREAM)
 
 
@@ -68,7 +72,6 @@ def _moment() -> str:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     interval_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_INTERVAL_S
     heartbeat = Heartbeat(os.environ["DS_SERVER_URL"], os.environ["POSTGRES_URL"], os.environ.get("DS_CA_FILE", ""))
     tick = 0
