@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from headwater.spark import by_target, configure
+from headwater.spark import by_target
+from headwater.spark.session import start_session
 from headwater.spark.writer import BATCH_ID_PROPERTY
 from tests.spark.session import JAVA_OPTIONS
 
@@ -41,21 +41,16 @@ def slow_at_first(marks: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    builder = (
-        SparkSession.Builder()
-        .master(job["master"])
-        .appName("copy")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.local.dir", job["scratch"])
-        .config("spark.sql.warehouse.dir", job["scratch"] + "/warehouse")
-        .config("spark.task.maxFailures", "20")
-        .config("spark.executor.extraJavaOptions", JAVA_OPTIONS)
-    )
-    for name, value in job.get("conf", {}).items():
-        builder = builder.config(name, value)
-    spark = configure(builder).getOrCreate()
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.local.dir": job["scratch"],
+        "spark.sql.warehouse.dir": job["scratch"] + "/warehouse",
+        "spark.task.maxFailures": "20",
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    }
+    spark = start_session("copy", job["master"], conf | job.get("conf", {}))
     spark.sparkContext.setLogLevel("ERROR")
     reader = spark.readStream.format("headwater").options(url=job["url"], **job["source"]).load()
     rows = reader.select(F.concat(F.lit("copy-of-"), "stream").alias("stream"), "position", "value")

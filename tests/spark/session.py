@@ -73,35 +73,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     require_java()
     os.environ.update(worker_environment())
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
-    from headwater.spark import configure
-    from headwater.spark.callbacks import start_callback_server
-    from headwater.spark.home import use_quick_home
-    from headwater.spark.session import skip_checksum_files
+    from headwater.spark.session import start_session
 
-    archive = use_quick_home("local")
     scratch = tmp_path_factory.mktemp("spark")
-    builder = (
-        SparkSession.Builder()
-        .master("local[2,2]")
-        .appName("headwater-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    if archive is not None:
-        builder = builder.config("spark.driver.extraJavaOptions", archive.java_options())
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.local.dir": str(scratch / "local"),
+        "spark.ui.showConsoleProgress": "false",
+    }
     while _reserved:
         os.close(_reserved.pop())
-    session = configure(builder).getOrCreate()
+    session = start_session("headwater-tests", "local[2,2]", conf)
     session.sparkContext.setLogLevel("ERROR")
     gateway = SparkContext._gateway
     assert gateway is not None
-    start_callback_server()
-    skip_checksum_files()
     yield session
     session.stop()
     gateway.shutdown()

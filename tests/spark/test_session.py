@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ from headwater.spark import conf_lines, recommended_settings, session
 from headwater.spark.session import skip_checksum_files, warn_of_slow_sockets
 from headwater.spark.writer import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY
 from tests.spark.querying import follow, read
+from tests.spark.session import REPOSITORY, worker_environment
 from tests.spark.streams import Streams
 
 
@@ -23,6 +29,57 @@ def test_recommended_settings_are_applied(spark: SparkSession) -> None:
         assert spark.conf.get(name) == value
     assert all(line.startswith("--conf spark.") for line in conf_lines())
     assert len(conf_lines(local_checkpoints=True)) > len(conf_lines())
+
+
+STARTING = """
+import json, os
+from pyspark import SparkContext
+from headwater.spark.session import start_session
+conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "3", "spark.sql.adaptive.enabled": "true"}
+session = start_session("started", "local[1]", conf, local_checkpoints=True)
+names = ("spark.app.name", "spark.master", "spark.sql.shuffle.partitions", "spark.sql.adaptive.enabled",
+         "spark.hadoop.fs.file.impl", "spark.driver.extraJavaOptions")
+print(json.dumps([
+    {name: session.sparkContext.getConf().get(name) for name in names},
+    SparkContext._gateway._callback_server is not None,
+    os.environ.get("SPARK_HOME"),
+]))
+session.stop()
+"""
+
+
+def test_started_session_has_all_settings_and_preparations() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"} | worker_environment()
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    conf, has_callback_server, home = json.loads(done.stdout.splitlines()[-1])
+    java_options = conf.pop("spark.driver.extraJavaOptions")
+    assert conf == {
+        "spark.app.name": "started",
+        "spark.master": "local[1]",
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.adaptive.enabled": "false",  # What streams need is not overridden.
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    }
+    assert "Tier4" in java_options
+    assert has_callback_server
+    assert home is not None
+    assert "headwater" in home
+
+
+def test_sessions_are_started_in_one_place() -> None:
+    """Only Spark Connect, whose sessions have no JVM in the process, is started elsewhere."""
+    callers = {
+        str(path.relative_to(REPOSITORY))
+        for directory in ("src", "bench", "tests", "scripts")
+        for path in (REPOSITORY / directory).rglob("*.py")
+        if "node_modules" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "getOrCreate"
+    }
+    assert callers == {"src/headwater/spark/session.py", "tests/spark/connect_job.py"}
 
 
 def test_tasks_know_their_query_and_batch(

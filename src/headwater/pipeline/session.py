@@ -49,41 +49,35 @@ def spark_session(
     if (active := SparkSession.getActiveSession()) is not None:
         yield active
         return
-    from headwater.spark import configure  # noqa: PLC0415
-    from headwater.spark.callbacks import start_callback_server  # noqa: PLC0415
     from headwater.spark.class_archive import JAVA_OPTIONS  # noqa: PLC0415
     from headwater.spark.home import use_quick_home  # noqa: PLC0415
-    from headwater.spark.session import skip_checksum_files  # noqa: PLC0415
+    from headwater.spark.session import start_session  # noqa: PLC0415
 
-    archive = use_quick_home(master)
     local = master.startswith("local")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.Builder().appName(name)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it.
-        builder = builder.master(master)
-    own = {
+    conf = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": log_level,
         "spark.sql.shuffle.partitions": "2" if local else "200",
+        **(settings or {}),
     }
-    if archive is None or archive.exists or JAVA_OPTIONS in (settings or {}):
-        archives_classes = False
-    if archive is not None:
-        own[JAVA_OPTIONS] = archive.java_options(writes=archives_classes)
-    for key, value in {**own, **(settings or {})}.items():
-        builder = builder.config(key, value)
-    builder = configure(builder, local_checkpoints=local if local_checkpoints is None else local_checkpoints)
-    session = builder.getOrCreate()
+    archive = use_quick_home(master) if archives_classes and JAVA_OPTIONS not in conf else None
+    writes = archive is not None and not archive.exists
+    if archive is not None and writes:
+        conf[JAVA_OPTIONS] = archive.java_options(writes=True)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit sets it.
+        master = ""
+    session = start_session(
+        name, master, conf, local_checkpoints=local if local_checkpoints is None else local_checkpoints
+    )
     session.sparkContext.setLogLevel(log_level)
-    start_callback_server()
-    skip_checksum_files()
     try:
         yield session
     finally:
         session.stop()
-        if archive is not None and archives_classes:
+        if archive is not None and writes:
             _end_jvm(archive)
 
 

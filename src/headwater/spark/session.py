@@ -71,12 +71,28 @@ def session(name: str = "headwater", *, master: str = "", local_checkpoints: boo
     if running is not None:
         warn_of_missing_settings(running)
         return running
+    return start_session(name, master, local_checkpoints=local_checkpoints)
+
+
+def start_session(
+    name: str, master: str = "", conf: Mapping[str, str] | None = None, *, local_checkpoints: bool = False
+) -> SparkSession:
+    """Start a session with the settings and those of `conf`, and with all that makes a session start and run faster.
+
+    Every session of this package is started here: a Spark home whose processes start quickly, a JVM with an archive of
+    its classes, a callback server with a low descriptor, and no checksum files.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
     archive = use_quick_home(master)
     builder = SparkSession.Builder().appName(name)
+    if master:
+        builder = builder.master(master)
     if archive is not None:
         builder = builder.config(JAVA_OPTIONS, archive.java_options())
-    builder = configure(builder.master(master) if master else builder, local_checkpoints=local_checkpoints)
-    started = builder.getOrCreate()
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    started = configure(builder, local_checkpoints=local_checkpoints).getOrCreate()
     start_callback_server()
     skip_checksum_files()
     return started
