@@ -57,11 +57,11 @@ def held_streams(prefix: str, last: str) -> Rig:
     """Many expired streams that are not deleted yet, and one other stream after them."""
     rig = Rig(disk=False)
     rig.engine.buckets.create(BUCKET, lambda _: None)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     for number in range(STREAMS):
         rig.engine.create(CreateRequest(f"{prefix}{number:05}", TEXT, 3600, None, False, b""), lambda _: None)
     rig.engine.create(CreateRequest(last, TEXT, None, None, False, b""), lambda _: None)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     return rig
 
 
@@ -94,7 +94,7 @@ def test_listing_of_all_streams_skips_held_streams_in_slices(monkeypatch: pytest
     rig = held_streams("held/", "z")
     built: list[object] = []
     rig.engine.index.page("", None, 10, built.append)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     assert built
     expire(rig, monkeypatch)
     checks = Checks(rig.engine, monkeypatch)

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from headwater.core.errors import Refusal
-from headwater.engine.background import Background
+from headwater.engine.background_threads import Background
 from headwater.engine.uploads import BlobUpload
 from headwater.storage.blobs import FileBlobs
 from headwater.storage.filesystem import RealFilesystem
