@@ -24,10 +24,10 @@ log = logging.getLogger("headwater.engine")
 class _Translation:
     """Translates the errors of one kind of data, and logs the first temporary one and the first damage of each item."""
 
-    def __init__(self, what: str, damaged: str) -> None:
+    def __init__(self, what: str, damage: str, remedy: str) -> None:
         self._what = what
-        self._damaged = damaged
-        """The end of the sentence that a client receives about damaged data."""
+        self._damage = damage
+        self._remedy = remedy
         self._reported: set[tuple[int, bool]] = set()
 
     def refusal(self, item: int, name: str, error: StorageError) -> Refusal:
@@ -40,7 +40,7 @@ class _Translation:
             log.error("%s of stream %r cannot be read: %s", self._what, name, error)
         subject = f"{self._what[0].upper()}{self._what[1:]} of stream {name!r}"
         if is_damage:
-            return DataCorrupt(f"{subject} {self._damaged}")
+            return DataCorrupt(f"{subject} {self._damage} and is not served; {self._remedy}.")
         return StorageUnavailable(f"{subject} cannot be read at the moment; retry later.")
 
 
@@ -53,9 +53,7 @@ class CheckedStorage:
     def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream]) -> None:
         self._storage = storage
         self._by_id = by_id
-        self._errors = _Translation(
-            "stored data", "fails its checksum and is not served; check the disk, and restore a backup."
-        )
+        self._errors = _Translation("stored data", "fails its checksum", "check the disk, and restore a backup")
 
     def boundary(self, stream_id: int, message_index: int) -> int | None:
         try:
@@ -106,7 +104,7 @@ class CheckedBlobs:
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
-        self._errors = _Translation("the snapshot", "is missing or damaged, and is not served; publish it again.")
+        self._errors = _Translation("the snapshot", "is missing or damaged", "publish it again")
 
     def open(self, ref: SnapshotRef, name: str) -> CheckedBlob:
         """Open a snapshot of the stream `name`."""
@@ -131,9 +129,9 @@ class CheckedBlob:
         self._name = name
         self._errors = errors
 
-    def read(self, position: int, end_position: int) -> bytes:
+    def read(self, byte_position: int, end_position: int) -> bytes:
         try:
-            return self._blob.read(position, end_position)
+            return self._blob.read(byte_position, end_position)
         except StorageError as error:
             raise self._errors.refusal(self._id, self._name, error) from error
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from headwater.cluster.nodes.ownership import Ownership, Standing, Turn
-from headwater.cluster.nodes.postgres_journal import PostgresJournal
+from headwater.cluster.nodes.postgres_journal import NOT_SYNCHRONOUS, PostgresJournal
 from headwater.cluster.nodes.schema import SETTINGS_READ, Connection, broken_promise, connect, create_tables
 from headwater.stack.database import LocalPostgres
 from headwater.stack.replicated_postgres import ReplicatedPostgres
@@ -260,7 +260,7 @@ def test_commit_that_returns_because_the_standby_names_were_emptied_is_not_ackno
             wait_for_waiting_commit(servers)
             empty_standby_names(servers)
             writer.join(60)
-            assert refusals == ["Postgres does not replicate synchronously any more." if is_checked else ""]
+            assert refusals == [NOT_SYNCHRONOUS if is_checked else ""]
             servers.servers[servers.primary].kill()
         servers.watch()
         assert content(opened(PostgresJournal(servers.url, 0, 0))) == [b"replicated"]
