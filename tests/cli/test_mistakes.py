@@ -258,6 +258,12 @@ def test_url_without_a_scheme_is_reported_with_the_valid_schemes(run: Run, comma
     reports(run(*command, "--url", "localhost:4437"), "localhost:4437", "http://")
 
 
+def test_url_without_a_scheme_is_reported_by_commands_with_spark(run: Run) -> None:
+    expected = "--url: 'localhost:4437' does not begin with http:// or https://, as in http://localhost:4437"
+    reports(run("query", "SELECT 1", "--url", "localhost:4437"), expected)
+    reports(run("ls", "--url", "localhost:4437"), expected)
+
+
 def test_https_to_a_server_without_tls_says_which_scheme_to_use(run: Run, server: Server) -> None:
     reports(run("ls", "--url", server.url.replace("http://", "https://")), "does not use TLS", "http://")
 

@@ -57,15 +57,20 @@ Name = Annotated[
 ]
 
 
+def check_url(url: str) -> None:
+    """Refuse a `--url` that is not the address of a server."""
+    if not url.startswith(("http://", "https://")):
+        raise CommandError(
+            f"--url: {url!r} does not begin with http:// or https://, as in http://localhost:4437", USAGE
+        )
+
+
 @contextmanager
 def connected(url: str, token: str, ca_file: Path | None = None) -> Iterator[Client]:
     """A client for the duration of the block. It does not retry; errors end the command."""
     from headwater.client import NO_RETRY, Client, InvalidRequestError, Policy
 
-    if not url.startswith(("http://", "https://")):
-        raise CommandError(
-            f"--url: {url!r} does not begin with http:// or https://, as in http://localhost:4437", USAGE
-        )
+    check_url(url)
     with prompt_interrupts(), client_errors(url):
         try:
             client = Client(url, token=token, ca_file=ca_file, policy=Policy(retry=NO_RETRY))

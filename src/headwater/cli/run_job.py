@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.cli.remote import STREAM_ROOT
+from headwater.cli.remote import STREAM_ROOT, check_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,10 +50,7 @@ Prefix = Annotated[
 
 
 def stream_root(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise CommandError(
-            f"--url: {url!r} does not begin with http:// or https://, as in http://localhost:4437", USAGE
-        )
+    check_url(url)
     return url.rstrip("/") + STREAM_ROOT.rstrip("/")
 
 
