@@ -40,8 +40,12 @@ def is_text(content_type: str) -> bool:
 
 def split_json(array: bytes) -> list[bytes]:
     """The elements of a JSON array, unparsed."""
+    return [bytes(element) for element in _decoded(_elements, array)]
+
+
+def _decoded(decoder: msgspec.json.Decoder[list[DecodedT]], array: bytes) -> list[DecodedT]:
     try:
-        return [bytes(element) for element in _elements.decode(array)]
+        return decoder.decode(array)
     except msgspec.MsgspecError as error:
         raise MalformedResponseError(f"a batch is not a JSON array: {error}") from None
 
@@ -248,12 +252,9 @@ class Batch:
         """The messages decoded: JSON values, or bytes."""
         if not self.is_json:
             return self.bodies
-        try:
-            if len(self.bodies) == 1:
-                return _values.decode(self.bodies[0])
-            return [value for body in self.bodies for value in _values.decode(body)]
-        except msgspec.MsgspecError as error:
-            raise MalformedResponseError(f"a batch is not a JSON array: {error}") from None
+        if len(self.bodies) == 1:
+            return _decoded(_values, self.bodies[0])
+        return [value for body in self.bodies for value in _decoded(_values, body)]
 
 
 @dataclass(frozen=True, slots=True)
