@@ -13,7 +13,7 @@ import pytest
 from obstore.store import MemoryStore
 from psycopg.conninfo import make_conninfo
 
-from headwater.cluster.nodes.keeper import open_cluster, receive_answer, send_turn, start_keeper
+from headwater.cluster.nodes.keeper import Refused, open_cluster, receive_answer, send_turn, start_keeper
 from headwater.cluster.nodes.ownership import Standing, Turn
 from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
@@ -90,6 +90,26 @@ def test_turn_at_a_database_that_hangs_ends_and_the_next_one_connects_again(
     finally:
         keeper.close()
         os.waitpid(pid, 0)
+
+
+def test_keeper_of_a_second_node_of_the_same_name_reports_it_and_ends(
+    database: str, objects: ObjectStoreObjects
+) -> None:
+    open_cluster(settings_of(database))  # A keeper has a copy of the objects.
+    keepers = [start_keeper(settings_of(database), "n", f"n#{number}", "127.0.0.1:1") for number in range(2)]
+    answers: list[object] = []
+    while len(answers) < 20 and not any(isinstance(answer, Refused) for answer in answers):
+        for keeper, _, _ in keepers:
+            keeper.settimeout(60)
+            send_turn(keeper, Turn({}))
+            answers.append(receive_answer(keeper))
+    assert isinstance(answers[-1], Refused)
+    assert answers[-1].reason.startswith("Another node of the cluster has the name 'n'.")
+    codes = []
+    for keeper, pid, _ in reversed(keepers):
+        keeper.close()
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    assert codes == [1, 0]
 
 
 @pytest.mark.parametrize(

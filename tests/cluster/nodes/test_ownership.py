@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from headwater.cli import command_line
 from headwater.cluster import messages
 from headwater.cluster.nodes.node_worker import NodeWorker
-from headwater.cluster.nodes.ownership import HELD_PART, Ownership, Standing, Turn
+from headwater.cluster.nodes.ownership import HELD_PART, NameInUseError, Ownership, Standing, Turn
 from headwater.cluster.nodes.schema import Connection, connect, create_tables
 from headwater.cluster.nodes.status import cluster_status
 from headwater.cluster.shards import ShardMap
@@ -52,12 +52,13 @@ class Node:
         format_version: int = 1,
         standbys: int = 0,
         lease_s: float = LEASE_S,
+        start: int = 1,
     ) -> None:
         self.now_s = 100.0
         self._connection = connection
         self._ownership = Ownership(
             name,
-            f"{name}#1",
+            f"{name}#{start}",
             "127.0.0.1:1",
             lease_s,
             require_standby=False,
@@ -161,6 +162,40 @@ def test_node_with_shorter_leases_counts_one_with_longer_ones_as_alive(connectio
     assert fast.turn().surplus == SHARDS // 2
     fast.now_s += 10 * LEASE_S
     assert fast.turn().surplus == 0
+
+
+@pytest.mark.parametrize("slower", [1.0, 4.0])
+def test_second_node_of_a_name_ends_and_the_first_one_keeps_its_shards(connection: Connection, slower: float) -> None:
+    first, second = Node(connection, "a", lease_s=slower * LEASE_S), Node(connection, "a", start=2)
+    held = first.turn().held
+
+    def run_both() -> None:
+        for number in range(int(12 * slower)):
+            assert second.turn().held == {}
+            second.now_s += LEASE_S / 6
+            if number % slower == 0:
+                first.turn()
+
+    with pytest.raises(NameInUseError, match=r"has the name 'a'\. Give each node its own cluster\.node"):
+        run_both()
+    assert first.turn().held == held
+
+
+def test_node_that_starts_again_takes_its_name_over(connection: Connection) -> None:
+    """Also if a statement of its former process, which was killed, is carried out late, or if that was only paused."""
+    former, node = Node(connection, "a"), Node(connection, "a", start=2)
+    former.turn()
+    node.turn()
+    former.turn()
+    for _ in range(6):
+        node.now_s += LEASE_S / 6
+        node.turn()
+    node.now_s += LEASE_S / 6
+    held = node.turn().held
+    assert held.keys() == set(range(SHARDS))
+    for _ in range(3):
+        assert former.turn().held == {}
+        assert node.turn().held == held
 
 
 def test_lease_ends_while_the_machine_is_suspended(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 import msgspec
 import psycopg
 
-from headwater.cluster.nodes.ownership import Ownership, Standing, Turn
+from headwater.cluster.nodes.ownership import NameInUseError, Ownership, Standing, Turn
 from headwater.cluster.nodes.schema import (
     Cluster,
     Connection,
@@ -52,7 +52,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The node cannot start."""
+    """The node cannot start, or must end."""
 
     reason: str
 
@@ -106,6 +106,9 @@ def run_keeper(settings: Settings, node: str, owner: str, address: str, control:
                     connection = connect(cluster.postgres_url, f"node {node}")
                     ownership.watch(connection)
                 standing = ownership.turn(connection, turn)
+        except NameInUseError as error:
+            control.send(_encode(Refused(str(error))))
+            return 1
         except psycopg.Error as error:
             standing = Standing({}, 0.0, {}, problem=str(error).strip())
             if connection is not None:

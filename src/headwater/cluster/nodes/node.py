@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from headwater.cluster import messages
-from headwater.cluster.nodes.keeper import receive_answer, send_turn, start_keeper
+from headwater.cluster.nodes.keeper import Refused, receive_answer, send_turn, start_keeper
 from headwater.cluster.nodes.link_tls import link_tls
 from headwater.cluster.nodes.node_worker import NodeWorker
 from headwater.cluster.nodes.ownership import Standing, Turn
@@ -187,7 +187,8 @@ class NodeSupervisor(WorkerSupervisor):
         answer = receive_answer(self._keeper)
         if not isinstance(answer, Standing):
             self._selector.unregister(self._keeper)
-            self._fail(WorkerFailedError("cluster", "the process that keeps the leases ended"))
+            reason = answer.reason if isinstance(answer, Refused) else "the process that keeps the leases ended"
+            self._fail(WorkerFailedError("cluster", reason))
             return
         asked, self._asked = self._asked, None
         assert asked is not None

@@ -5,6 +5,9 @@ or whose lease did not move for its length by the clock of this node. The length
 this node if it is longer: they differ while `cluster.lease_secs` is changed on one node after the other. The nodes that
 are alive share the shards evenly: who has more than its share hands some over.
 
+A node has one row, under its name. One that starts replaces the row of an earlier start. If that comes back, the former
+process still runs, so two nodes have been given this name, and the one that started last ends.
+
 Every start of a shard's process is a new epoch, and no two processes ever have the same one. For this, an epoch counts
 only once a standby has it: otherwise it could be lost with the primary and be given out a second time. So an epoch is
 taken under the condition that Postgres replicates synchronously. A turn with a warning, one whose connection broke, and
@@ -27,6 +30,7 @@ from psycopg.types.json import Jsonb
 
 from headwater.cluster.nodes.schema import FORMAT, SETTINGS_READ, SYNCHRONOUS, Connection, broken_promise
 from headwater.operating_system import SYSTEM
+from headwater.storage.interface import StorageError
 
 log = logging.getLogger("headwater.cluster")
 
@@ -37,6 +41,9 @@ OBSERVE_PART: Final = 0.4
 
 CLOCK_S: Final = 1.0
 """A larger difference between clocks is logged. Leases do not depend on it; TTLs and times of arrival do."""
+FORMER_TURNS: Final = 2
+"""How often the row of an earlier start must come back: the last statement of a node that died may be carried out
+late."""
 DEFER_PART: Final = 0.5
 """How much longer a node waits, as a fraction of a lease, before it takes a shard of which another has a standby."""
 
@@ -112,6 +119,10 @@ class _Row(NamedTuple):
     lease_s: float
 
 
+class NameInUseError(StorageError):
+    """Another node that runs has the name of this one."""
+
+
 class Ownership:
     def __init__(
         self,
@@ -142,6 +153,11 @@ class Ownership:
         self._takes_from_s = clock() + OBSERVE_PART * lease_s
         self._seen: dict[object, tuple[object, float]] = {}
         """For each shard and node: its last value, and when the change to it was seen."""
+        self._has_looked = False
+        self._former: str | None = None
+        """The start of a node of this name that was there before this one."""
+        self._former_until_s = 0.0
+        self._former_turns = 0
         self._reported_s: dict[str, float] = {}
         """The length of the leases of each start of a node."""
         self._is_warned = False
@@ -156,6 +172,7 @@ class Ownership:
         if problem is not None:
             return Standing({}, 0.0, {}, problem=f"Postgres cannot be used: {problem}")
         self._is_warned = False
+        self._check_name(connection)
         if wanted.release:
             connection.execute(_RELEASE, {"owner": self._owner, "shards": list(wanted.release)})
         started_s = self._clock()
@@ -213,6 +230,24 @@ class Ownership:
         surplus = max(0, len(held) - share) if wanted.takes else len(held)
         standbys = self._standbys(rows, held, set(others), set(wanted.warm)) if wanted.takes else ()
         return Standing(held, started_s + HELD_PART * self._lease_s, owners, surplus, standbys)
+
+    def _check_name(self, connection: Connection) -> None:
+        """Raise `NameInUseError` if a node that was there before this one renews its leases under the same name."""
+        row: Any = connection.execute(
+            "SELECT incarnation, COALESCE((report->>'lease_s')::float8, 0) FROM headwater.node WHERE name = %s",
+            [self._node],
+        ).fetchone()
+        found, lease_s = (None, 0.0) if row is None else row
+        if not self._has_looked:
+            self._has_looked = True
+            self._former = found
+            self._former_until_s = self._clock() + max(self._lease_s, lease_s)
+        elif found == self._former is not None and self._clock() < self._former_until_s:
+            self._former_turns += 1
+            if self._former_turns >= FORMER_TURNS:
+                raise NameInUseError(
+                    f"Another node of the cluster has the name {self._node!r}. Give each node its own cluster.node."
+                )
 
     def _problem_since(self, connection: Connection, settings_read: tuple[object, ...] | None) -> str | None:
         """Why what was committed since the settings were read may not be replicated: a commit that waits for a standby
