@@ -195,6 +195,23 @@ def test_damaged_backup_is_not_restored_into_a_cluster(
     assert open_cluster(settings).shards == SHARDS, "nothing was begun"
 
 
+def test_shard_of_a_later_version_is_not_taken_for_damaged(
+    source: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_into_cluster(source, "file-durable", settings)
+    with connect(settings.cluster.postgres_url, "test") as connection:
+        connection.execute("UPDATE headwater.shard SET format = 2, seq = 1 WHERE id = 2")
+        connection.execute("INSERT INTO headwater.journal (shard, seq, batch) VALUES (2, 1, 'of a later format')")
+    for name, value in environment_of(settings).items():
+        monkeypatch.setenv(name, value)
+    copy = ["store", "copy", "--to-mode", "file-durable", "--to-dir", str(tmp_path / "copy")]
+    for command in (["backup", str(tmp_path / "backup")], ["store", "check"], ["store", "stats"], copy):
+        refused = CliRunner().invoke(command_line(), command)
+        assert refused.exit_code == 1, command
+        assert "Shard 2 was written by a later version of Headwater: its format is 2" in str(refused.exception)
+    assert not (tmp_path / "backup").exists()
+
+
 def test_shard_of_a_copied_cluster_is_opened_by_its_first_owner(source: Path, settings: Settings) -> None:
     copy_into_cluster(source, "file-durable", settings)
     shard = ShardMap(SHARDS, SHARDS).shard_of("s4")

@@ -25,7 +25,7 @@ from psycopg import IsolationLevel
 from headwater.cluster.nodes.keeper import COPYING_KEY, open_cluster
 from headwater.cluster.nodes.open_shard import shard_objects
 from headwater.cluster.nodes.postgres_journal import read_batches
-from headwater.cluster.nodes.schema import Connection, connect
+from headwater.cluster.nodes.schema import FORMAT, Connection, connect
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.start import plan_division
 from headwater.config import Settings
@@ -85,14 +85,22 @@ def fetched_cluster(settings: Settings) -> Iterator[Path]:
 
 
 class _JournalSnapshot:
-    """The journal of a shard as it was when the transaction of this connection began."""
+    """The journal of a shard as it was when the transaction of this connection began.
+
+    Raises `StorageError` if a later version wrote it: what this one cannot read would look damaged.
+    """
 
     def __init__(self, connection: Connection, shard: int) -> None:
         self._connection = connection
         self._shard = shard
-        row = connection.execute("SELECT seq FROM headwater.shard WHERE id = %s", [shard]).fetchone()
+        row = connection.execute("SELECT seq, format FROM headwater.shard WHERE id = %s", [shard]).fetchone()
         assert row is not None
-        self.last_lsn = int(str(row[0]))
+        self.last_lsn, found = int(str(row[0])), int(str(row[1]))
+        if found > FORMAT:
+            raise StorageError(
+                f"Shard {shard} was written by a later version of Headwater: its format is {found}, and this version"
+                f" reads formats up to {FORMAT}. Use the version of the nodes."
+            )
 
     def batches(self, after_lsn: int) -> Iterator[bytearray]:
         return read_batches(self._connection, self._shard, after_lsn)
