@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.cluster.nodes.clusters import LEASE_S, RunningCluster, link_tls_settings, running_cluster
+from tests.cluster.nodes.clusters import RunningCluster, link_tls_settings, running_cluster
 from tests.crash.stream_lifecycles import fork_repeatedly, recreate_repeatedly
 from tests.crash.subscription_workload import SubscriptionWorkload
 from tests.crash.workload import Violation
@@ -46,6 +46,7 @@ class ClusterScene:
         self.cluster = cluster
         self.fleet = fleet
         self.dice = fleet.dice
+        self.lease_s = float(cluster.environment(0)["DS_CLUSTER__LEASE_SECS"])
 
     def node(self) -> int:
         return self.dice.choice(sorted(self.cluster.nodes))
@@ -62,20 +63,20 @@ async def kill_node(scene: ClusterScene) -> None:
     """kill -9 of all processes of a node; it starts again on an empty disk."""
     number = scene.node()
     scene.cluster.kill(number)
-    await scene.wait(0, 2 * LEASE_S)
+    await scene.wait(0, 2 * scene.lease_s)
     await asyncio.to_thread(scene.cluster.start, number)
 
 
 async def pause_node(scene: ClusterScene) -> None:
     """SIGSTOP of a node for longer than its lease: it does not know that others took its shards over."""
     with scene.cluster.paused(scene.node()):
-        await scene.wait(1.5 * LEASE_S, 2 * LEASE_S)
+        await scene.wait(1.5 * scene.lease_s, 2 * scene.lease_s)
 
 
 async def pause_briefly(scene: ClusterScene) -> None:
     """SIGSTOP of a node for less than its lease."""
     with scene.cluster.paused(scene.node()):
-        await scene.wait(0.1, 0.5 * LEASE_S)
+        await scene.wait(0.1, 0.5 * scene.lease_s)
 
 
 async def kill_shard(scene: ClusterScene) -> None:
@@ -102,7 +103,7 @@ async def pause_shard(scene: ClusterScene) -> None:
         process = scene.dice.choice(children)
         with suppress(psutil.NoSuchProcess):
             process.suspend()
-            await scene.wait(1.2 * LEASE_S, 1.5 * LEASE_S)
+            await scene.wait(1.2 * scene.lease_s, 1.5 * scene.lease_s)
             process.resume()
 
 
@@ -124,7 +125,7 @@ async def pause_primary(scene: ClusterScene) -> None:
     for process in stopped:
         with suppress(psutil.NoSuchProcess):
             process.suspend()
-    await scene.wait(1.2 * LEASE_S, 1.5 * LEASE_S)
+    await scene.wait(1.2 * scene.lease_s, 1.5 * scene.lease_s)
     for process in stopped:
         with suppress(psutil.NoSuchProcess):
             process.resume()

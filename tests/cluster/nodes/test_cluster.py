@@ -38,9 +38,9 @@ from tests.waiting import wait_until
 TEXT = {"Content-Type": "text/plain"}
 ROUNDS = 200
 STANDBY_READS = {"DS_CLUSTER__STANDBYS": "1", "DS_CLUSTER__STANDBY_READS": "true"}
-QUICK_FAULTS = ["cut", "kill_shard", "pause_briefly", "cut", "kill_primary", "cut", "stop_store", "cut"]
+QUICK_FAULTS = ["cut", "kill_shard", "pause_briefly", "kill_primary", "cut", "stop_store", "kill_node", "pause_node"]
 QUICK_FAULTS += ["kill_shard", "pause_briefly"]
-"""Those that do not wait for the end of a lease."""
+"""Only two of them wait for the end of a lease: a node is killed, and one is paused for longer than its lease."""
 
 
 @pytest.fixture(scope="module")
