@@ -33,8 +33,9 @@ class SeaweedFs:
         credentials = [{"accessKey": _KEY, "secretKey": _SECRET}]
         identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
         self._config.write_text(json.dumps({"identities": [identity]}))
+        self.endpoint = f"http://127.0.0.1:{self._ports['s3']}"
         self.environment = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._ports['s3']}",
+            "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _SECRET,
             "AWS_REGION": "us-east-1",

@@ -114,6 +114,21 @@ class CutNetwork(Proxy):
         return super().connect()
 
 
+class CutAnswers(Proxy):
+    """Cuts a connection once so many more bytes of answers have passed, and leaves later ones alone."""
+
+    left: int | None = None
+
+    def on_response(self, data: bytes) -> tuple[bytes, bool]:
+        if self.left is None:
+            return data, True
+        passed, self.left = data[: self.left], self.left - len(data)
+        if self.left >= 0:
+            return data, True
+        self.left = None
+        return passed, False
+
+
 class WithoutEvents(Proxy):
     """Responds with 406 to requests for server-sent events."""
 

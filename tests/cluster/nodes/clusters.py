@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from headwater.cluster.nodes.schema import connect
 from headwater.cluster.nodes.status import cluster_status
 from headwater.cluster.shards import ShardMap
 from headwater.stack.replicated_postgres import ReplicatedPostgres
+from tests.cluster.nodes.node_network import NodeNetwork
 from tests.cluster.nodes.servers import replicated_postgres
 from tests.cluster.nodes.spreading import spread_over
 from tests.http.certificates import make_certificate
@@ -36,7 +37,14 @@ class RunningCluster:
     """Nodes by number. Each keeps its address when it is started again, on an empty disk."""
 
     def __init__(
-        self, postgres: ReplicatedPostgres, store: SeaweedFs, stack: ExitStack, shards: int, program: tuple[str, ...]
+        self,
+        postgres: ReplicatedPostgres,
+        store: SeaweedFs,
+        stack: ExitStack,
+        shards: int,
+        program: tuple[str, ...],
+        *,
+        has_networks: bool = False,
     ) -> None:
         self.postgres = postgres
         self.store = store
@@ -45,6 +53,9 @@ class RunningCluster:
         self.program = program
         """What nodes run that are started from now on."""
         self._ports: dict[int, int] = {}
+        self._has_networks = has_networks
+        self.networks: dict[int, NodeNetwork] = {}
+        """The connections of each node, which can be cut."""
         self.nodes: dict[int, Server] = {}
         self.settings: dict[str, str] = {}
 
@@ -64,8 +75,15 @@ class RunningCluster:
 
     def start(self, number: int) -> Server:
         port = self._ports.setdefault(number, free_port())
+        if self._has_networks and number not in self.networks:
+            network = NodeNetwork([server.port for server in self.postgres.servers], self.store.endpoint)
+            self.networks[number] = self._stack.enter_context(closing(network))
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-node-")))
         environment: dict[str, Any] = self.environment(number)
+        if number in self.networks:
+            network = self.networks[number]
+            environment["DS_CLUSTER__POSTGRES_URL"] = network.postgres_url(self.postgres.url)
+            environment["AWS_ENDPOINT_URL"] = network.store.url
         node = self._stack.enter_context(serve(directory=directory, port=port, program=self.program, **environment))
         self.nodes[number] = node
         return node
@@ -174,13 +192,17 @@ def running_cluster(
     nodes: int = 3,
     shards: int = 3,
     program: tuple[str, ...] = ("headwater",),
+    has_networks: bool = False,
 ) -> Iterator[RunningCluster]:
-    """A cluster whose shards are shared by all nodes when the block is entered."""
+    """A cluster whose shards are shared by all nodes when the block is entered.
+
+    With `has_networks`, the connections of each node to Postgres and to the object store can be cut.
+    """
     with ExitStack() as stack, ThreadPoolExecutor(nodes + 1) as threads:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-store-")))
         store = threads.submit(lambda: stack.enter_context(seaweedfs(directory)))
         postgres = stack.enter_context(replicated_postgres())
-        cluster = RunningCluster(postgres, store.result(), stack, shards, program)
+        cluster = RunningCluster(postgres, store.result(), stack, shards, program, has_networks=has_networks)
         cluster.settings.update(settings or {})
         list(threads.map(cluster.start, range(nodes)))
         if nodes:

@@ -152,6 +152,25 @@ async def cut(scene: ClusterScene) -> None:
         await scene.wait(0.0, 0.1)
 
 
+async def cut_links(scene: ClusterScene) -> None:
+    """The connections of a node to Postgres or to the object store break at any byte, or all of them for a while."""
+    network = scene.cluster.networks[scene.node()]
+    if scene.dice.random() < 0.5:
+        for _ in range(8):
+            link = scene.dice.choice([*network.postgres, network.store])
+            link.left = scene.dice.randrange(200)
+            await scene.wait(0.0, 0.1)
+        for link in network.links:
+            link.left = None
+        return
+    links = scene.dice.choice([network.postgres, [network.store], network.links])
+    for link in links:
+        link.cut()
+    await scene.wait(0.1, 1.2 * scene.lease_s)
+    for link in links:
+        link.restore()
+
+
 Fault = Callable[[ClusterScene], Awaitable[None]]
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
@@ -165,6 +184,7 @@ FAULTS: dict[str, Fault] = {
         pause_briefly,
         stop_store,
         cut,
+        cut_links,
         pause_primary,
     )
 }
@@ -226,7 +246,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="headwater-certificates-") as directory:
         if tls:
             settings |= link_tls_settings(Path(directory))
-        with running_cluster(settings) as cluster:
+        with running_cluster(settings, has_networks=True) as cluster:
             counts = asyncio.run(endure_faults(cluster, faults, seed))
             counts["standby reads of the last processes"] = cluster.standby_reads()
     return counts

@@ -39,7 +39,7 @@ TEXT = {"Content-Type": "text/plain"}
 ROUNDS = 200
 STANDBY_READS = {"DS_CLUSTER__STANDBYS": "1", "DS_CLUSTER__STANDBY_READS": "true"}
 QUICK_FAULTS = ["cut", "kill_shard", "pause_briefly", "kill_primary", "cut", "stop_store", "kill_node", "pause_node"]
-QUICK_FAULTS += ["kill_shard", "pause_briefly"]
+QUICK_FAULTS += ["cut_links", "pause_briefly"]
 """Only two of them wait for the end of a lease: a node is killed, and one is paused for longer than its lease."""
 
 
@@ -55,7 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Iterator[Ru
         **FAULT_SETTINGS,
         "DS_CLUSTER__LEASE_SECS": str(LEASE_S if long else 3 * LEASE_S),
     }
-    with running_cluster(settings) as running:
+    with running_cluster(settings, has_networks=True) as running:
         yield running
 
 

@@ -14,22 +14,7 @@ from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.schema import connect
 from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import WriteFailedError
-from tests.client.proxies import Proxy
-
-
-class CutAnswers(Proxy):
-    """Cuts a connection after `left` more bytes of responses, and does not cut later connections."""
-
-    left: int | None = None
-
-    def on_response(self, data: bytes) -> tuple[bytes, bool]:
-        if self.left is None:
-            return data, True
-        passed, self.left = data[: self.left], self.left - len(data)
-        if self.left >= 0:
-            return data, True
-        self.left = None
-        return passed, False
+from tests.client.proxies import CutAnswers
 
 
 @contextmanager
