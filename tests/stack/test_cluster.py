@@ -85,6 +85,7 @@ def test_cluster_starts_with_one_command_and_survives_a_node_and_the_primary(dir
         )
         with made.client(made.token("--scope", "streams:admin")) as client:
             client.timeout = 30
+            assert all(each["figures"] for each in shards(made)), "a node says what its shards have in the object store"
             for name in NAMES:
                 assert client.put(name, headers=TEXT, content=b"one;").status_code == 201
             servers = made.data / "postgres-servers"
