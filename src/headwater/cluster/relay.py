@@ -155,11 +155,11 @@ class RelayingConnection(Connection):
         self.origin = b"%c%b" % (len(address), address)
         return self.origin
 
-    def _answer(self, request: Request, known: KnownHead | None = None) -> None:
+    def _answer(self, request: Request, began_s: float, known: KnownHead | None = None) -> None:
         check = self._relay.peers.check
         if check is not None:
             check()
-        super()._answer(request, known)
+        super()._answer(request, began_s, known)
         live = self._live
         if type(live) is not RelayedAnswer:
             self._streak = 0
@@ -167,7 +167,7 @@ class RelayingConnection(Connection):
             # A repetition skips the routing, and with it the count of connections.
             known.operation, known.owner = self._operation, live.worker
 
-    def _answer_known(self, known: KnownHead, body: bytes) -> None:
+    def _answer_known(self, known: KnownHead, body: bytes, began_s: float) -> None:
         """Process a request with a known head. If that head was relayed before, skip the routing."""
         check = self._relay.peers.check
         if check is not None:
@@ -176,7 +176,7 @@ class RelayingConnection(Connection):
         if owner < 0 or self._is_proxied or self._context.debug:
             if known.repeat is not None:
                 self._streak = 0
-            super()._answer_known(known, body)
+            super()._answer_known(known, body, began_s)
             return
         self._request = request = known.request
         self._operation = known.operation

@@ -235,19 +235,22 @@ class RelayServer:
         if not context.observed and not self._has_proxies and not context.draining:
             known = pool.router.head_cache.find(data)
             if known is not None and known.repeat is not None:
-                self._repeat(known, known.repeat, peer, number, data)
-                return None
+                now_s, turns = perf_counter(), context.turns
+                # Without time left in this iteration of the event loop, it waits in a tunnel for its turn.
+                if now_s < turns.ends_at_s or turns.begin(now_s):
+                    self._repeat(known, known.repeat, peer, number, data, now_s)
+                    return None
         tunnel = pool.idle.pop() if pool.idle else Tunnel(context, pool.router, self._relay, pool.free)
         pool.busy.add(tunnel)
         return tunnel.use(peer, number, is_ahead=begin & frames.AHEAD != 0)
 
-    def _repeat(self, known: KnownHead, repeat: Repeat, peer: Peer, number: int, data: bytes) -> None:
+    def _repeat(self, known: KnownHead, repeat: Repeat, peer: Peer, number: int, data: bytes, began_s: float) -> None:
         """Process an append whose head is known, without a tunnel: most of what is relayed are such appends."""
         check = self._relay.peers.check
         if check is not None:
             check()
         self._repeated += 1
-        done = partial(self._complete, peer, number, known.operation, repeat.render, perf_counter())
+        done = partial(self._complete, peer, number, known.operation, repeat.render, began_s)
         try:
             rest = repeat.begin(data[len(known.head) :], done)
             if rest is not None:

@@ -24,6 +24,7 @@ from headwater.http.flow import (
     PARSE_BYTES,
     PIPELINE_MAX_BYTES,
     PIPELINE_MAX_REQUESTS,
+    POSTPONED_BYTES,
     QUEUE_FULL,
     TURN_BYTES,
     TURN_REQUESTS,
@@ -42,7 +43,6 @@ from headwater.http.states import (
     ANSWERED,
     BODY,
     CLOSE,
-    CLOSED,
     DONE,
     GO_LIVE,
     IDLE,
@@ -172,6 +172,7 @@ class Connection(asyncio.Protocol):
         for request in self._queue:
             self._release(request)
         self._queue = _NO_REQUESTS
+        self._unparsed = b""
         self._drop_pieces()
         self._context.connections.discard(self)
         self._leave_namespace()
@@ -180,6 +181,15 @@ class Connection(asyncio.Protocol):
             live.on_disconnect()
 
     def data_received(self, data: bytes) -> None:
+        if self._unparsed:
+            self._unparsed += data
+            self._flow.hold(UNPARSED)
+            return
+        now_s = perf_counter()
+        turns = self._context.turns
+        if now_s >= turns.ends_at_s and not turns.begin(now_s):
+            self._postpone(data)
+            return
         parser = self._parser
         if self._writing is IDLE and parser.state is IDLE and not self._queue and not self._flow.reasons:
             # Usually the head is the same as that of the previous request: then it is not looked up.
@@ -192,16 +202,14 @@ class Connection(asyncio.Protocol):
             ):
                 known = self._known = self._router.head_cache.find(data)
             if known is not None:
-                self._answer_known(known, data[len(known.head) :])
+                self._answer_known(known, data[len(known.head) :], now_s)
                 return
             self._feed(data)
             if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
                 known = self._known = self._router.head_cache.remember(data, self._queue[0])
                 if known is not None:
                     self._queued_bytes = 0
-                    self._answer(self._queue.popleft(), known)
-        elif self._unparsed:
-            self._unparsed += data
+                    self._answer(self._queue.popleft(), now_s, known)
         elif self._writing is LINGERING and self._context.connections.has_many_refused:
             # All received bytes were read, so closing does not reset the connection.
             self.close()
@@ -210,7 +218,14 @@ class Connection(asyncio.Protocol):
             self._feed(data)
         if parser.state is BODY and not self._unparsed:
             self._receive_bulk()
-        self._serve()
+        self._serve(now_s)
+
+    def _postpone(self, data: bytes) -> None:
+        """Keep received data for a turn, because this iteration of the event loop has no time left for requests."""
+        self._unparsed = data
+        if len(data) > POSTPONED_BYTES:
+            self._flow.hold(UNPARSED)
+        self._schedule_turn()
 
     def _receive_bulk(self) -> None:
         """Receive the rest of a large body without the parser, if the transport can change its protocol."""
@@ -230,15 +245,20 @@ class Connection(asyncio.Protocol):
         elif parser.refusal is None:
             self._unparsed = data[PARSE_BYTES:]
             self._flow.hold(UNPARSED)
-            self._context.turns.schedule(self._feed_rest)
+            self._schedule_turn()
 
-    def _feed_rest(self) -> None:
+    def _receive_rest(self) -> None:
+        """Receive what was kept for a turn."""
         rest, self._unparsed = self._unparsed, b""
-        if self._parser.state is not CLOSED:
-            self._feed(rest)
-            if not self._unparsed:
-                self._flow.release(UNPARSED)
-            self._serve()
+        if self._transport.is_closing():
+            return
+        if not self._flow.reasons & UNPARSED:
+            self.data_received(rest)  # It is as it was received, so its head may be known.
+            return
+        self._feed(rest)
+        if not self._unparsed:
+            self._flow.release(UNPARSED)
+        self._serve()
 
     def eof_received(self) -> bool:
         # A half-closed client still gets the responses to its requests. A half-closed live reader has disconnected.
@@ -382,7 +402,9 @@ class Connection(asyncio.Protocol):
         self._is_last = True
         if self._live is not None:
             self._live.on_drain()
-        elif self._writing is LINGERING or (self._writing is IDLE and not self._queue and self._parser.state is IDLE):
+        elif self._writing is LINGERING or (
+            self._writing is IDLE and not self._queue and not self._unparsed and self._parser.state is IDLE
+        ):
             self.close()
 
     def close(self) -> None:
@@ -396,37 +418,43 @@ class Connection(asyncio.Protocol):
 
     # -- processing requests ---------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        """Process queued requests in order, until one has to wait, the client does not read, or the turn ends."""
-        if self._serving:
+    def _serve(self, now_s: float = 0.0) -> None:
+        """Process queued requests in order, until one has to wait, the client does not read, or the turn ends.
+
+        `now_s` is the time at which the turn was found to have time left, if that was just checked.
+        """
+        if self._serving or self._turn_is_due:
             return
         self._serving = True
+        turns = self._context.turns
         left = TURN_REQUESTS
         while self._queue and self._writing is IDLE and not self._flow.unread and not self._transport.is_closing():
-            if not left or self._turn_bytes >= TURN_BYTES:
-                self._schedule_turn()
-                break
+            if left != TURN_REQUESTS or not now_s:
+                now_s = perf_counter()
+                if not left or self._turn_bytes >= TURN_BYTES or (now_s >= turns.ends_at_s and not turns.begin(now_s)):
+                    self._schedule_turn()
+                    break
             left -= 1
             request = self._queue.popleft()
             self._queued_bytes -= len(request.body)
-            self._answer(request)
+            self._answer(request, now_s)
         self._serving = False
         if not self._queue:
             self._flow.release(QUEUE_FULL)
             if self._parser.refusal is not None and self._writing is IDLE and not self._transport.is_closing():
                 self._answer_refused(self._parser.refusal)
 
-    def _answer_known(self, known: KnownHead, body: bytes) -> None:
+    def _answer_known(self, known: KnownHead, body: bytes, began_s: float) -> None:
         """Process a request whose head is cached, without the steps that depend only on the head."""
         repeat = known.repeat
         context = self._context
         if repeat is None or self._is_proxied or self._is_last or context.observed:
-            self._answer(known.request_with(body), known)
+            self._answer(known.request_with(body), began_s, known)
             return
         self._request = known.request
         self._operation = known.operation
         self._request_id = ""
-        self._began_s = began_s = perf_counter()
+        self._began_s = began_s
         self._writing = TAKEN
         self._repeat = repeat
         try:
@@ -466,10 +494,10 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._fail(error)
 
-    def _answer(self, request: Request, known: KnownHead | None = None) -> None:
+    def _answer(self, request: Request, began_s: float, known: KnownHead | None = None) -> None:
         self._request = request
         self._operation = UNKNOWN
-        self._began_s = perf_counter()
+        self._began_s = began_s
         self._writing = WRITING[self._writing][TAKE]
         if self._is_proxied:
             request.is_proxied = True
@@ -753,5 +781,7 @@ class Connection(asyncio.Protocol):
             self._send_pieces()
         elif self._live is not None:
             self._live.on_writable()
+        if self._unparsed:
+            self._receive_rest()
         elif self._writing is IDLE:
             self._serve()

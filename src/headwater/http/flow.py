@@ -34,8 +34,10 @@ TURN_REQUESTS: Final = 64
 """Requests of one connection that are processed in one turn."""
 TURN_BYTES: Final = 256 * 1024
 """Bytes that are written to one connection in one turn."""
+POSTPONED_BYTES: Final = 4096
+"""Received bytes of one connection that wait for its turn, beyond which the socket is not read."""
 TURNS_S: Final = 0.008
-"""Time for the turns of all connections before the event loop polls its sockets again."""
+"""Time for the turns of all connections before the event loop polls its sockets, and for what is then received."""
 
 
 class FlowControl:
@@ -91,28 +93,54 @@ class ByteBudget:
 
 
 class Turns:
-    """The queue of connections that have more to send or to parse, one turn each."""
+    """The time of one iteration of the event loop for requests, and the queue of connections that need a later one.
 
-    __slots__ = ("_call_soon", "_is_due", "_waiting")
+    Connections share the time: it ends at `ends_at_s`, for work that a received request begins as well as for turns.
+    """
+
+    __slots__ = ("_call_soon", "_is_due", "_is_open", "_waiting", "ends_at_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._call_soon = loop.call_soon
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_due = False
+        self._is_open = False
+        """Whether `ends_at_s` was set in this iteration of the event loop."""
+        self.ends_at_s = 0.0
+        """The time of `perf_counter` after which `begin` must be asked before a request is processed."""
+
+    def begin(self, now_s: float) -> bool:
+        """Begin to process requests after `ends_at_s`. False if the time of this iteration is used up."""
+        if self._is_open:
+            return False
+        self._is_open = True
+        self.ends_at_s = now_s + TURNS_S
+        self._ask_for_next()
+        return True
 
     def schedule(self, turn: Callable[[], None]) -> None:
         """Call `turn` in a later iteration of the event loop."""
         self._waiting.append(turn)
+        self._ask_for_next()
+
+    def _ask_for_next(self) -> None:
         if not self._is_due:
             self._is_due = True
             self._call_soon(self._run)
 
     def _run(self) -> None:
-        ends_at = time.perf_counter() + TURNS_S
-        for _ in range(len(self._waiting)):
-            self._waiting.popleft()()
-            if time.perf_counter() >= ends_at:
+        """Give turns in the next iteration, before its sockets are polled; what these receive has its own time."""
+        self._is_due = self._is_open = False
+        waiting = self._waiting
+        if not waiting:
+            return
+        self._is_open = True
+        self.ends_at_s = time.perf_counter() + TURNS_S
+        for _ in range(len(waiting)):
+            waiting.popleft()()
+            if time.perf_counter() >= self.ends_at_s:
                 break
-        self._is_due = bool(self._waiting)
-        if self._is_due:
-            self._call_soon(self._run)
+        self._is_open = False
+        self.ends_at_s = 0.0
+        if waiting:
+            self._ask_for_next()
