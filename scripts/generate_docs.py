@@ -239,7 +239,7 @@ FIXED_LIMITS = {
     "http.find": ("SCAN_BYTES", "MESSAGES_MAX", "MATCHES_MAX", "TEXT_MAX"),
     "http.ranges": ("SPLITS_MAX", "FRAMES_MAX"),
     "engine.uploads": ("FULL_BYTES",),
-    "engine.stream_index": ("CHANGES_MAX",),
+    "engine.change_log": ("CHANGES_MAX",),
     "engine.call_queue": ("KNOWN_HOSTS_MAX",),
     "core.content": ("TYPE_MAX_CHARS",),
     "core.globs": ("SEGMENTS_MAX", "ANY_MAX"),

@@ -6,12 +6,13 @@ The timer of these tests counts calls, so the result does not depend on the mach
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from headwater.core.buckets import stream_name
 from headwater.core.rules import CreateRequest
+from headwater.engine import stream_index
 from headwater.engine.buckets import StreamPage
 from headwater.engine.engine import Engine
 from headwater.engine.stream_index import IndexPage
@@ -22,6 +23,10 @@ BUCKET = "bucket"
 STREAMS = 20_000
 CHECKS_MAX = 5_000
 """Streams that are checked in one iteration: a check takes 2 microseconds, and the limit is 50 milliseconds."""
+
+
+class Counter(Protocol):
+    count: int
 
 
 class Checks:
@@ -39,7 +44,7 @@ class Checks:
         monkeypatch.setattr(ManualScheduler, "timer_s", lambda _: self.count * 2e-6)
 
 
-def most_in_one_tick(rig: Rig, checks: Checks, begin: Callable[[], None], until: Callable[[], object]) -> int:
+def most_in_one_tick(rig: Rig, checks: Counter, begin: Callable[[], None], until: Callable[[], object]) -> int:
     """The largest number of checks of one iteration, the one of the request included."""
     before = checks.count
     begin()
@@ -122,3 +127,116 @@ def test_streams_created_and_deleted_during_a_sliced_listing(monkeypatch: pytest
         rig.scheduler.tick()
     [page] = pages
     assert [stream.name for stream in page.streams] == [stream_name(BUCKET, "y")]
+
+
+class Matches:
+    """Counts how many changed streams are compared with a prefix, and takes 2 microseconds for each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        matches = stream_index._matches
+
+        def counted(name: str, prefix: str) -> bool:
+            self.count += 1
+            return matches(name, prefix)
+
+        monkeypatch.setattr(stream_index, "_matches", counted)
+        monkeypatch.setattr(ManualScheduler, "timer_s", lambda _: self.count * 2e-6)
+
+
+class Waiter:
+    """A request that waits for changes."""
+
+    def __init__(self, rig: Rig, prefix: str, on_woken: Callable[[], None]) -> None:
+        self._rig = rig
+        self._on_woken = on_woken
+        self.prefix = prefix
+        self.pages: list[Any] = []
+
+    def wake(self, cursor: str) -> None:
+        self._on_woken()
+        self._rig.engine.index.changes(self.prefix, cursor, 10, self.pages.append)
+
+
+def changed_streams(prefix: str) -> tuple[Rig, str]:
+    """Many streams that changed after a cursor."""
+    rig = Rig(disk=False)
+    pages: list[Any] = []
+    rig.engine.index.changes("", None, 10, pages.append)
+    rig.scheduler.settle()
+    for number in range(STREAMS):
+        rig.put(f"{prefix}{number:05}")
+    rig.scheduler.settle()
+    return rig, pages[0].cursor
+
+
+def test_page_of_changes_costs_its_limit_and_not_the_number_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, cursor = changed_streams("a/")
+    matches = Matches(monkeypatch)
+    names: list[str] = []
+    for _ in range(10):
+        pages: list[Any] = []
+        rig.engine.index.changes("", cursor, 10, pages.append)
+        [page] = pages
+        assert page.has_more
+        names += [change.name for change in page.changes]
+        cursor = page.cursor
+    assert names == [f"a/{number:05}" for number in range(100)]
+    assert matches.count <= 10 * 11
+
+
+def test_search_for_changes_skips_other_prefixes_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, cursor = changed_streams("a/")
+    rig.put("b/1")
+    matches = Matches(monkeypatch)
+    pages: list[Any] = []
+    most = most_in_one_tick(
+        rig, matches, lambda: rig.engine.index.changes("b/", cursor, 10, pages.append), lambda: pages
+    )
+    [page] = pages
+    assert [change.name for change in page.changes] == ["b/1"]
+    assert not page.has_more
+    assert matches.count > STREAMS
+    assert most <= CHECKS_MAX
+
+
+def test_changes_compare_few_waiters_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters with one prefix are compared once, not with each of the changed streams."""
+    rig, _ = changed_streams("a/")
+    matches = Matches(monkeypatch)
+    for _ in range(3_000):
+        rig.engine.index.wait(Waiter(rig, "b/", lambda: pytest.fail("woken without a change")))
+
+    def change() -> None:
+        for number in range(1_000):
+            rig.post(f"a/{number:05}")
+
+    assert most_in_one_tick(rig, matches, change, lambda: rig.scheduler.quiet) <= CHECKS_MAX
+
+
+def test_many_waiters_are_woken_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them renders a response, which takes about 30 microseconds. A change during the waking wakes them too."""
+    rig, _ = changed_streams("a/")
+    woken = 0
+
+    def count() -> None:
+        nonlocal woken
+        woken += 1
+
+    monkeypatch.setattr(ManualScheduler, "timer_s", lambda _: woken * 30e-6)
+    waiters = [Waiter(rig, "a/", count) for _ in range(2_000)] + [Waiter(rig, "b/", count) for _ in range(1_000)]
+    for waiter in waiters:
+        rig.engine.index.wait(waiter)
+    rig.post("a/00001")
+    most = 0
+    for tick in range(10_000):
+        before = woken
+        rig.scheduler.tick()
+        if tick == 2:
+            rig.put("b/1")
+        most = max(most, woken - before)
+    assert most <= 1_000
+    assert woken == len(waiters)
+    for waiter in waiters:
+        [page] = waiter.pages
+        assert [change.name for change in page.changes] == ["a/00001" if waiter.prefix == "a/" else "b/1"]

@@ -9,8 +9,9 @@ that changed after it are known.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from itertools import takewhile
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -19,14 +20,19 @@ from sortedcontainers import SortedSet
 from headwater.core.errors import Refusal
 from headwater.core.names import is_client_name
 from headwater.engine.buckets import find_streams
+from headwater.engine.change_log import ChangeLog, ChangeSearch
 from headwater.engine.committer import guarded
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
 from headwater.engine.stream_host import StreamAnnouncer
 
-CHANGES_MAX: Final = 200_000
-"""Streams whose last change is kept. A client that is further behind lists all streams again."""
+AT_ONCE_MAX: Final = 128
+"""Waiters up to which all are woken at once. Waking one that has a response takes about 30 microseconds."""
+STEP_WAITERS: Final = 4
+"""Waiters that are woken in one step of a slice."""
+STEP_PREFIXES: Final = 200
+"""Prefixes of waiters that are compared with the changed names in one step."""
 _NAMES_PER_STEP: Final = 500
 
 
@@ -59,8 +65,9 @@ class ChangeWaiter(Protocol):
 
     prefix: str
 
-    def wake(self) -> None:
-        """A stream with the prefix has changed."""
+    def wake(self, cursor: str) -> None:
+        """A stream with the prefix has changed. All changes that the waiter does not know are after `cursor`. It is
+        woken once: it must call `wait` to be woken again."""
 
 
 class IndexHost(Protocol):
@@ -89,15 +96,16 @@ class StreamIndex:
         self._names: SortedSet | None = None
         self._when_built: list[Callable[[], None]] = []
         self._run = secrets.token_hex(8)
-        self._count = 0
-        """The number of changes so far, which is the cursor."""
-        self._floor = 0
-        """Changes up to this number may have been dropped."""
-        self._last_change: dict[str, int] = {}
-        """The number of the last change of each stream, in ascending order."""
-        self._waiters: set[ChangeWaiter] = set()
+        self._log = ChangeLog()
+        self._waiters: dict[str, dict[ChangeWaiter, int]] = {}
+        """By prefix; with each waiter the number of changes when it began to wait."""
+        self._waiting = 0
+        """The number of waiters."""
         self._changed: set[str] = set()
         """Names that changed since the waiters were woken."""
+        self._changed_since = 0
+        """The number of changes before these."""
+        self._is_waking = False
 
     # -- queries ---------------------------------------------------------------------------------------------------
 
@@ -121,29 +129,49 @@ class StreamIndex:
 
     def changes(self, prefix: str, cursor: str | None, limit: int, done: OnChangePage) -> None:
         """The streams with a prefix that changed after a cursor; without a cursor none, and the current cursor."""
-        self._after_built(lambda: done(self.changes_now(prefix, cursor, limit)))
+        self._after_built(lambda: self._changes(prefix, cursor, limit, done))
 
-    def changes_now(self, prefix: str, cursor: str | None, limit: int) -> ChangePage:
-        """As `changes`, for an index that has been built."""
-        if cursor is None:
-            return ChangePage((), self._format_cursor(self._count), has_more=False, is_complete=True)
-        since = self._parse_cursor(cursor)
+    def _changes(self, prefix: str, cursor: str | None, limit: int, done: OnChangePage) -> None:
+        since = self._parse_cursor(cursor) if cursor is not None else self._log.count
         if since is None:
-            return ChangePage((), self._format_cursor(self._count), has_more=False, is_complete=False)
-        changed = takewhile(lambda item: item[1] > since, reversed(self._last_change.items()))
-        found = [item for item in changed if _matches(item[0], prefix)]
-        found.reverse()
-        changes = tuple(StreamChange(name, self._visible(name)) for name, _ in found[:limit])
-        has_more = len(found) > limit
-        last = found[limit - 1][1] if has_more else self._count
-        return ChangePage(changes, self._format_cursor(last), has_more, is_complete=True)
+            done(self._page_at_end(is_complete=False))
+            return
+        search = ChangeSearch(self._log, since, limit + 1, lambda name: _matches(name, prefix))
+        steps = search.steps()
+
+        def finish(error: Exception | None) -> None:
+            assert error is None, "names are only compared"
+            done(self._found(search, limit))
+
+        # Many changes of streams with other prefixes can precede those that are found.
+        if any(True for _ in islice(steps, 1)):
+            self._slices.add(steps, finish)
+        else:
+            finish(None)
+
+    def _found(self, search: ChangeSearch, limit: int) -> ChangePage:
+        if not search.is_complete:
+            return self._page_at_end(is_complete=False)
+        found = list(islice(search.found.items(), limit))
+        changes = tuple(StreamChange(name, self._visible(name)) for name, _ in found)
+        if len(search.found) <= limit:
+            return self._page_at_end(changes)
+        return ChangePage(changes, self._format_cursor(found[-1][1]), has_more=True, is_complete=True)
+
+    def _page_at_end(self, changes: tuple[StreamChange, ...] = (), *, is_complete: bool = True) -> ChangePage:
+        return ChangePage(changes, self._format_cursor(self._log.count), has_more=False, is_complete=is_complete)
 
     def wait(self, waiter: ChangeWaiter) -> None:
-        """Wake the waiter after the next change of a stream with its prefix."""
-        self._waiters.add(waiter)
+        """Wake the waiter once, after the next change of a stream with its prefix. It must know all changes so far."""
+        self._waiters.setdefault(waiter.prefix, {})[waiter] = self._log.count
+        self._waiting += 1
 
     def leave(self, waiter: ChangeWaiter) -> None:
-        self._waiters.discard(waiter)
+        waiters = self._waiters.get(waiter.prefix)
+        if waiters is not None and waiters.pop(waiter, None) is not None:
+            self._waiting -= 1
+            if not waiters:
+                del self._waiters[waiter.prefix]
 
     # -- building and updating -------------------------------------------------------------------------------------
 
@@ -184,23 +212,44 @@ class StreamIndex:
 
     def _mark(self, stream: LiveStream) -> None:
         """Record a change of a stream."""
-        name = stream.name
-        self._count += 1
-        self._last_change.pop(name, None)
-        self._last_change[name] = self._count
-        if len(self._last_change) > CHANGES_MAX:
-            oldest = next(iter(self._last_change))
-            self._floor = self._last_change.pop(oldest)
         if self._waiters:
             if not self._changed:
-                self._scheduler.soon(self._wake)
-            self._changed.add(name)
+                self._changed_since = self._log.count
+                if not self._is_waking:
+                    self._scheduler.soon(self._wake)
+            self._changed.add(stream.name)
+        self._log.add(stream.name)
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, set()
-        for waiter in tuple(self._waiters):
-            if any(_matches(name, waiter.prefix) for name in changed):
-                guarded(waiter.wake)
+        steps = self._waking(sorted(changed), self._changed_since, self._log.count)
+        if self._waiting > AT_ONCE_MAX:
+            self._is_waking = True
+            self._slices.add(steps, self._on_woken)
+        else:
+            for _ in steps:
+                pass
+
+    def _waking(self, changed: Sequence[str], since: int, until: int) -> Iterator[None]:
+        """Wake those who wait for one of these names, which changed after `since`, up to `until`."""
+        client_names = [name for name in changed if is_client_name(name)]
+        for compared, prefix in enumerate(tuple(self._waiters), 1):
+            if _has_prefix(client_names if is_client_name(prefix) else changed, prefix):
+                waiters = iter(tuple(self._waiters.get(prefix, {}).items()))
+                while step := tuple(islice(waiters, STEP_WAITERS)):
+                    for waiter, waits_since in step:
+                        if waits_since < until and self._waiters.get(prefix, {}).get(waiter) == waits_since:
+                            self.leave(waiter)
+                            guarded(waiter.wake, self._format_cursor(max(since, waits_since)))
+                    yield
+            if not compared % STEP_PREFIXES:
+                yield
+
+    def _on_woken(self, error: Exception | None) -> None:
+        assert error is None, "each waiter is guarded"
+        self._is_waking = False
+        if self._changed:
+            self._scheduler.soon(self._wake)
 
     def _visible(self, name: str) -> LiveStream | None:
         stream = self._host.seen(name)
@@ -216,7 +265,13 @@ class StreamIndex:
             since = int(count, 16)
         except ValueError:
             return None
-        return since if run == self._run and self._floor <= since <= self._count else None
+        return since if run == self._run and self._log.floor <= since <= self._log.count else None
+
+
+def _has_prefix(names: Sequence[str], prefix: str) -> bool:
+    """Whether one of these sorted names has the prefix."""
+    at = bisect_left(names, prefix)
+    return at < len(names) and names[at].startswith(prefix)
 
 
 def _matches(name: str, prefix: str) -> bool:

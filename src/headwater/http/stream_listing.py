@@ -107,8 +107,9 @@ class ChangePoll(WaitingPoll):
         self._wait(channel)
         self._context.engine.index.changes(self.prefix, self._cursor, self._limit, self._found)
 
-    def wake(self) -> None:
-        self._found(self._context.engine.index.changes_now(self.prefix, self._cursor, self._limit))
+    def wake(self, cursor: str) -> None:
+        self._cursor = cursor
+        self._context.engine.index.changes(self.prefix, cursor, self._limit, self._found)
 
     def on_drain(self) -> None:
         channel = self._leave()
