@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from headwater.core.errors import Refusal
@@ -25,6 +25,7 @@ from headwater.core.retention import SLACK_SHARE, RetentionRule
 from headwater.engine.clock import Clock
 from headwater.engine.reading import StreamReader
 from headwater.engine.scheduler import Scheduler, Timer
+from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Storage
 
@@ -32,7 +33,8 @@ log = logging.getLogger("headwater.engine")
 
 INTERVAL_S: Final = 0.5
 CHECKED_MAX: Final = 5000
-"""Streams checked in one run of the timer, which takes some milliseconds."""
+"""Streams checked in one run of the timer. A check of a stream that is due takes 10 microseconds and more, so a run is
+cut into slices."""
 
 
 class Pin:
@@ -67,6 +69,7 @@ class RetentionKeeper:
         self._reader = reader
         self._clock = clock
         self._scheduler = scheduler
+        self._slices = Slices(scheduler)
         self._freed = freed
         self._retain = retain
         self._trusts_clock = trusts_clock
@@ -82,6 +85,7 @@ class RetentionKeeper:
         self._watched: dict[int, None] = {}
         self._turn: deque[int] = deque()
         self._timer: Timer | None = None
+        self._is_stopped = False
         self._failed: set[int] = set()
         self.errors = 0
         """The number of failed steps; for each stream only the first is logged."""
@@ -112,6 +116,7 @@ class RetentionKeeper:
         self._timer = self._scheduler.later(INTERVAL_S, self._on_timer)
 
     def stop(self) -> None:
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -213,19 +218,25 @@ class RetentionKeeper:
             self._watched[stream.id] = None
 
     def _on_timer(self) -> None:
-        try:
-            self.apply()
-        finally:
+        self._slices.add(self.check_next(), self._on_checked)
+
+    def _on_checked(self, error: Exception | None) -> None:
+        if error is not None:
+            log.error("the check of retention failed", exc_info=error)
+        if not self._is_stopped:
             self._timer = self._scheduler.later(INTERVAL_S, self._on_timer)
 
-    def apply(self) -> None:
-        """Move the earliest retained offset of the streams whose turn it is."""
+    def check_next(self) -> Iterator[None]:
+        """Move the earliest retained offset of the streams whose turn it is, one in each step."""
         if not self._turn:
             self._turn.extend(self._watched)
         for _ in range(min(CHECKED_MAX, len(self._turn))):
+            if self._is_stopped:
+                return
             stream = self._by_id.get(self._turn.popleft())
             if stream is not None and stream.visible and not stream.deleted:
                 self._attempt(stream, self._advance)
+            yield
 
     def _attempt(self, stream: LiveStream, step: Callable[[LiveStream], None]) -> None:
         """Run one step for a stream. An error of one (a damaged index page) must not affect the others."""
