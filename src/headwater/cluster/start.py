@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,29 +179,45 @@ def _divide(settings: Settings, root: Path, workers: int) -> WorkerStores:
     generation = old.generation + 1 if old is not None else 1
     stores = WorkerStores(WORKERS_VERSION, family, shards, workers, generation)
     log.info("dividing the streams in %s for --workers %d; they are copied", root, workers)
-    if old is not None:
-        remove_leftovers(root, old, frozenset())
-    filesystem = RealFilesystem()
-    targets = stores.directories(root)
-    for directory in (targets[0].parent, *targets):
-        directory.mkdir(mode=0o700, exist_ok=True)
     shard_map = ShardMap(shards, workers)
     storage = settings.storage
     # Stores that no worker has opened yet have nothing to copy.
     sources = [directory for directory in store_directories(root) if (directory / FORMAT_NAME).exists()]
     copied = divide(
         sources,
-        targets,
+        stores.directories(root),
         storage.mode,
         lambda catalogs: plan_division(shard_map, catalogs),
         shard_count=storage.acid_shard_count,
         map_bytes=storage.acid_map_bytes,
+        within=_replacing(root, old, stores),
     )
-    for directory in (*targets, targets[0].parent, root):
-        filesystem.sync_directory(directory)
-    write_worker_stores(root, stores)
     log.info("divided %d streams with %d bytes", copied.streams, copied.payload_bytes)
     return stores
+
+
+@contextmanager
+def _replacing(root: Path, old: WorkerStores | None, stores: WorkerStores) -> Iterator[None]:
+    """Create the directories of new stores, and make these the division at the end.
+
+    The sources are locked, so what an interrupted division has left does not belong to one that is running.
+    """
+    if read_worker_stores(root) != old:
+        raise StorageError(f"The streams in {root} were divided by another process. Start again.")
+    remove_leftovers(root, old, frozenset())
+    targets = stores.directories(root)
+    generation, filesystem = targets[0].parent, RealFilesystem()
+    try:
+        for directory in (generation, *targets):
+            directory.mkdir(mode=0o700)
+        yield
+        for directory in (*targets, generation, root):
+            filesystem.sync_directory(directory)
+        write_worker_stores(root, stores)
+    except BaseException:
+        if read_worker_stores(root) == old:
+            shutil.rmtree(generation, ignore_errors=True)
+        raise
 
 
 def plan_division(shard_map: ShardMap, catalogs: Sequence[Catalog[StreamState]]) -> DivisionPlan:

@@ -83,9 +83,10 @@ def shards_of(root: Path) -> int | None:
     return read_format(RealFilesystem(), root).shards
 
 
-def remove_leftovers(root: Path, stores: WorkerStores, plain_names: frozenset[str]) -> None:
-    """Remove the files of an earlier division: stores of other generations, and the files of an undivided store."""
-    current = f"{GENERATION_PREFIX}{stores.generation}"
+def remove_leftovers(root: Path, stores: WorkerStores | None, plain_names: frozenset[str]) -> None:
+    """Remove the files of an earlier division, or of an interrupted one: stores of other generations, and the files of
+    an undivided store."""
+    current = "" if stores is None else f"{GENERATION_PREFIX}{stores.generation}"
     generations = [path for path in root.glob(f"{GENERATION_PREFIX}*") if path.name != current]
     old_stores = [store for generation in generations for store in generation.iterdir()] + (
         [root] if plain_names else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -58,9 +58,19 @@ def all_in_one(catalogs: Sequence[Catalog[StreamState]]) -> DivisionPlan:
 
 
 def divide(
-    sources: Sequence[Path], targets: Sequence[Path], mode: str, plan: Plan, *, shard_count: int, map_bytes: int
+    sources: Sequence[Path],
+    targets: Sequence[Path],
+    mode: str,
+    plan: Plan,
+    *,
+    shard_count: int,
+    map_bytes: int,
+    within: AbstractContextManager[None] | None = None,
 ) -> CopiedStore:
-    """Fill the stores in `targets`, which are empty directories, from those in `sources`, which no server has open."""
+    """Fill the stores in `targets`, which are empty directories, from those in `sources`, which no server has open.
+
+    `within` is entered when the sources are locked, and left while they still are.
+    """
     filesystem = RealFilesystem()
     tools = tools_of_mode(mode)
     with ExitStack() as resources:
@@ -68,6 +78,8 @@ def divide(
         for source in sources:
             resources.enter_context(locked(filesystem, source))
             readers.append(resources.enter_context(open_reader(tools_of(source), files_of(source), source)))
+        if within is not None:
+            resources.enter_context(within)
         catalogs = [reader.catalog for reader in readers]
         planned = plan(catalogs)
         digests: dict[int, StreamDigest] = {}

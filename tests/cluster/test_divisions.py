@@ -1,0 +1,118 @@
+"""A division of the streams between workers that is killed, or fails, at any step: the next start completes it, and no
+stream is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headwater.cluster.start import start_server
+from headwater.config import ServerSettings, Settings, StorageSettings
+from headwater.core.records import Image
+from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.interface import StorageError
+from headwater.storage.offline.check import check
+from headwater.storage.offline.families import locked, tools_of
+from headwater.storage.offline.interface import open_reader
+from headwater.storage.worker_stores import WORKERS_NAME, read_worker_stores, store_directories
+from tests.forking import forking_server
+from tests.serving import serve, server_environment
+
+DIVIDE_S = 60
+
+
+def _divide(root: Path, mode: str, workers: int, step: int = 0, how: str = "kill") -> tuple[int, str]:
+    """Divide a directory in another process, interrupted at a step; returns its exit code and what it reported."""
+    arguments = (str(root), mode, str(workers), str(step), how)
+    environment = server_environment()
+    environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).resolve().parents[2])
+    process = forking_server().start(
+        ("tests.cluster.interrupted_divisions",), arguments, root, environment, has_stdin=False
+    )
+    with closing(process.stderr):
+        reported = process.stderr.read().decode()
+    return process.wait(timeout=DIVIDE_S), reported
+
+
+def _content(root: Path) -> dict[int, tuple[Image, bytes]]:
+    """The streams of all stores of a directory, with their bytes."""
+    filesystem, found = RealFilesystem(), {}
+    for store in store_directories(root):
+        assert list(check(store)) == []
+        with open_reader(tools_of(store), filesystem, store) as reader:
+            for stream in reader.catalog:
+                pieces = [bytes(piece) for run in reader.runs(stream, 2**20) for piece in run.pieces]
+                found[stream.id] = stream.image(), b"".join(pieces)
+    return found
+
+
+def _fill(directory: Path, mode: str) -> Path:
+    """Create a store of one process; returns its directory."""
+    with (
+        serve(directory=directory, DS_STORAGE__MODE=mode, DS_SERVER__WORKERS="1") as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        for number in range(6):
+            text = {"Content-Type": "text/plain"}
+            client.put(f"/v1/stream/s{number}", headers=text, content=os.urandom(1000)).raise_for_status()
+        forked = {"Stream-Forked-From": "/v1/stream/s1"}
+        client.put("/v1/stream/fork", headers=forked).raise_for_status()
+        client.put("/ds/bucket").raise_for_status()
+        client.put("/ds/bucket/one", headers=text, content=b"in a bucket").raise_for_status()
+        tail = client.head("/ds/bucket/one").headers["Stream-Next-Offset"]
+        client.put(f"/ds/bucket/one/snapshot/{tail}", content=b"a snapshot").raise_for_status()
+    return next(directory.rglob("FORMAT")).parent
+
+
+@pytest.mark.parametrize("how", ["kill", "fail"])
+@pytest.mark.parametrize("mode", ["file-durable", "acid"])
+def test_interrupted_first_division_is_completed_by_the_next_start(
+    tmp_path: Path, mode: str, how: str, long: bool
+) -> None:
+    (tmp_path / "filled").mkdir()
+    filled = _fill(tmp_path / "filled", mode)
+    content, root = _content(filled), tmp_path / "root"
+    shutil.copytree(filled, root)
+    code, reported = _divide(root, mode, 2)
+    steps = re.search(r"steps=(\d+)", reported)
+    assert code == 0, reported
+    assert steps, reported
+    assert _content(root) == content
+    divided = {path.relative_to(root) for path in root.glob("workers-*/*")}
+    for step in range(1, int(steps[1]) + 1, 1 if long else int(steps[1]) // 10):
+        shutil.rmtree(root)
+        shutil.copytree(filled, root)
+        code, reported = _divide(root, mode, 2, step, how)
+        # Some steps may fail, because the next start repeats them.
+        assert code in ((-signal.SIGKILL,) if how == "kill" else (0, 1)), (step, reported)
+        assert _content(root) == content, f"after step {step}"
+        if how == "fail" and not (root / WORKERS_NAME).exists():
+            assert not list(root.glob("workers-*")), f"the copy fills the disk after step {step}"
+        code, reported = _divide(root, mode, 2)
+        assert code == 0, f"after step {step}: {reported}"
+        assert {path.relative_to(root) for path in root.glob("workers-*/*")} == divided
+        assert _content(root) == content, f"after step {step}"
+        assert not (root / "FORMAT").exists(), f"the undivided store is left after step {step}"
+
+
+def test_refused_division_changes_nothing(tmp_path: Path) -> None:
+    """Another process has the store open, or is dividing it: its files are not removed, and none are added."""
+    root = _fill(tmp_path, "file-durable")
+    copied = root / "workers-1" / "00" / "packs"
+    copied.mkdir(parents=True)
+    before = sorted(root.rglob("*"))
+    settings = Settings(
+        server=ServerSettings(workers=2),
+        storage=StorageSettings.model_validate({"mode": "file-durable", "data_dir": root}),
+    )
+    with locked(RealFilesystem(), root), pytest.raises(StorageError, match="in use by process"):
+        start_server(settings, lambda: settings)
+    assert sorted(root.rglob("*")) == before
+    assert read_worker_stores(root) is None
