@@ -26,6 +26,7 @@ from tests.forking import forking_server
 from tests.serving import serve, server_environment
 
 DIVIDE_S = 60
+TEXT = {"Content-Type": "text/plain"}
 
 
 def _divide(root: Path, mode: str, workers: int, step: int = 0, how: str = "kill") -> tuple[int, str]:
@@ -60,12 +61,11 @@ def _fill(directory: Path, mode: str) -> Path:
         httpx.Client(base_url=server.url) as client,
     ):
         for number in range(6):
-            text = {"Content-Type": "text/plain"}
-            client.put(f"/v1/stream/s{number}", headers=text, content=os.urandom(1000)).raise_for_status()
+            client.put(f"/v1/stream/s{number}", headers=TEXT, content=os.urandom(1000)).raise_for_status()
         forked = {"Stream-Forked-From": "/v1/stream/s1"}
         client.put("/v1/stream/fork", headers=forked).raise_for_status()
         client.put("/ds/bucket").raise_for_status()
-        client.put("/ds/bucket/one", headers=text, content=b"in a bucket").raise_for_status()
+        client.put("/ds/bucket/one", headers=TEXT, content=b"in a bucket").raise_for_status()
         tail = client.head("/ds/bucket/one").headers["Stream-Next-Offset"]
         client.put(f"/ds/bucket/one/snapshot/{tail}", content=b"a snapshot").raise_for_status()
     return next(directory.rglob("FORMAT")).parent

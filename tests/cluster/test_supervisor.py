@@ -5,27 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
+from contextlib import suppress
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from headwater.cluster import supervisor
+from headwater.cluster import messages, supervisor
 from headwater.cluster.shards import ShardMap
-from headwater.cluster.supervisor import TICK_S, WorkerSupervisor
+from headwater.cluster.supervisor import STARTING_FACTOR, TICK_S, WorkerSupervisor
+from headwater.cluster.worker import STARTING_S, ServingWorker, Starting, run_serving
 from headwater.config import Settings
 
 WORKER_PID = 10**9
 
 
 class IdleSupervisor(WorkerSupervisor):
-    """One ready worker, which sends nothing."""
+    """One worker, which sends nothing."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, *, is_ready: bool = True) -> None:
         settings = Settings()
         super().__init__(settings, lambda: settings, ShardMap(16, 1), lambda _: settings)
         self.timeout_s = settings.server.worker_timeout_secs
         (worker,) = self._workers
-        worker.pid, worker.is_ready, worker.last_answer_s = WORKER_PID, True, now_s
+        worker.pid, worker.is_ready, worker.last_answer_s = WORKER_PID, is_ready, now_s
 
     def _reap(self) -> None:
         """Do nothing: there is no process."""
@@ -64,6 +68,47 @@ def test_worker_that_does_not_answer_is_killed_after_the_timeout(
         idle.turn()
     assert killed == [(WORKER_PID, signal.SIGKILL)]
     assert idle.timeout_s < clock.now_s - began_s <= idle.timeout_s + TICK_S
+
+
+def test_silent_worker_is_killed_while_it_starts(clock: SimpleNamespace, killed: list[tuple[int, int]]) -> None:
+    starting = IdleSupervisor(clock.now_s, is_ready=False)
+    began_s, limit_s = clock.now_s, STARTING_FACTOR * starting.timeout_s
+    while not killed:
+        clock.now_s += TICK_S
+        starting.turn()
+    assert killed == [(WORKER_PID, signal.SIGKILL)]
+    assert limit_s < clock.now_s - began_s <= limit_s + TICK_S
+
+
+def test_worker_reports_that_it_runs_while_its_recovery_occupies_the_loop() -> None:
+    ours, theirs = messages.pair()
+
+    def occupy(seconds: float) -> None:
+        time.sleep(seconds)
+
+    class Recovering:
+        starting = Starting(theirs)
+
+        async def run(self) -> None:
+            occupy(STARTING_S * 2.5)
+            self.starting.end()
+            while not (received := messages.receive(ours)):
+                pass
+            assert received == (messages.Pong(), [])
+            occupy(STARTING_S * 2)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with ours, theirs:
+        try:
+            assert run_serving(cast(ServingWorker, Recovering()), theirs) == 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        reports = 1
+        with suppress(BlockingIOError):
+            while messages.receive(ours):
+                reports += 1
+        assert reports == 2, "it reports until it answers itself"
 
 
 def test_worker_is_not_killed_because_the_supervisor_was_stopped(

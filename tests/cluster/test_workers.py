@@ -17,6 +17,7 @@ import pytest
 from headwater.client import Client
 from headwater.cluster.relay import MOVE_AFTER
 from headwater.cluster.shards import ShardMap
+from headwater.cluster.supervisor import STARTING_FACTOR
 from tests.cluster.workers import name_in, process_of, processes, wait_for_restart
 from tests.http.sse_reader import SseReader
 from tests.http.subscribing import Subscription
@@ -216,6 +217,21 @@ def test_streams_of_other_workers_are_served_while_one_is_stopped(tmp_path: Path
             wait_for_restart(server, {second.pid}, 2)
             assert _text(client, other) == "there"
         assert first.pid in before & {process.pid for process in processes(server)}
+
+
+def test_worker_that_is_stopped_while_it_recovers_is_replaced(tmp_path: Path) -> None:
+    settings = {"DS_SERVER__WORKERS": "2", "DS_SERVER__WORKER_TIMEOUT_SECS": "1", **DURABLE}
+    with serve(directory=tmp_path, **settings) as server, _client(server) as client:
+        name = name_in(1, 2)
+        _create(client, name, "kept")
+        before = {process.pid for process in processes(server)}
+        process_of(server, 1).kill()
+        while not (started := [process for process in processes(server) if process.pid not in before]):
+            pass
+        started[0].suspend()
+        server.wait_for_log(f"(process {started[0].pid}) did not answer for {STARTING_FACTOR} s and is killed")
+        with _client(server) as other:
+            assert _text(other, name) == "kept"
 
 
 def test_streams_of_a_dead_worker_are_503_after_a_bounded_wait_and_others_are_served(tmp_path: Path) -> None:

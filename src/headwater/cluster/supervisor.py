@@ -32,6 +32,8 @@ log = logging.getLogger("headwater.cluster")
 TICK_S: Final = 0.5
 PING_S: Final = 0.5
 BACKOFF_MAX_S: Final = 5.0
+STARTING_FACTOR: Final = 3
+"""How many times longer a worker may be silent while it starts: a step of the recovery can occupy the interpreter."""
 STABLE_S: Final = 30.0
 """A worker that served at least this long is restarted immediately when it dies."""
 STOP_S: Final = 5.0
@@ -310,9 +312,8 @@ class WorkerSupervisor:
             if worker.restart_at_s is not None and now_s >= worker.restart_at_s and self._drain_until_s is None:
                 self._restart(worker)
             return
-        if not worker.is_ready:
-            return  # Recovery takes as long as it takes.
-        limit_s = self._settings.server.worker_timeout_secs
+        # Recovery takes as long as it takes, but the worker reports that it runs.
+        limit_s = self._settings.server.worker_timeout_secs * (1 if worker.is_ready else STARTING_FACTOR)
         if now_s - worker.last_answer_s > limit_s:
             log.error(
                 "worker %d (process %d) did not answer for %g s and is killed", worker.number, worker.pid, limit_s
@@ -320,7 +321,7 @@ class WorkerSupervisor:
             os.kill(worker.pid, signal.SIGKILL)
             worker.last_answer_s = now_s
         # Not in every iteration: the response to a ping starts the next one.
-        if now_s >= worker.next_ping_s:
+        if worker.is_ready and now_s >= worker.next_ping_s:
             worker.next_ping_s = now_s + PING_S
             self._send(worker, messages.Ping())
 

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headwater.cluster")
 
 DRAIN_CHECK_S: Final = 0.01
+STARTING_S: Final = 0.5
+"""How often a worker that does not answer yet reports that it runs."""
 
 
 def run_worker(
@@ -88,6 +91,7 @@ def run_serving(worker: ServingWorker, control: socket.socket) -> int:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A terminal sends Ctrl-C to all processes; the supervisor decides how workers stop.
         signal.signal(ignored, signal.SIG_IGN)
+    worker.starting.begin()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(worker.run())
@@ -95,7 +99,30 @@ def run_serving(worker: ServingWorker, control: socket.socket) -> int:
         kind = "storage" if isinstance(error, StorageError) else "tls" if isinstance(error, ssl.SSLError) else "os"
         messages.send(control, messages.Failed(kind, str(error)))
         return 1
+    finally:
+        worker.starting.end()
     return 0
+
+
+class Starting:
+    """Reports to the supervisor that this process runs, until its event loop answers.
+
+    A thread does that, because the recovery of the data occupies the event loop.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._has_ended = threading.Event()
+
+    def begin(self) -> None:
+        threading.Thread(target=self._report, name="headwater-starting", daemon=True).start()
+
+    def end(self) -> None:
+        self._has_ended.set()
+
+    def _report(self) -> None:
+        while not self._has_ended.wait(STARTING_S):
+            messages.send(self._control, messages.Pong())
 
 
 class ServingWorker:
@@ -122,6 +149,7 @@ class ServingWorker:
         self._connecting: set[asyncio.Task[None]] = set()
         self._peers = Peers(number, shard_map.workers)
         self._hand_over: HandOver | None = None
+        self.starting: Final = Starting(control)
 
     async def run(self) -> None:
         settings, loop = self._settings, asyncio.get_running_loop()
@@ -183,6 +211,7 @@ class ServingWorker:
             if coordination is not None:
                 await coordination.start(registry, subscriptions)
             messages.send(self._control, messages.Ready())
+            self.starting.end()
             await _either(self._serve, self._stop)
             keep_responsive(loop)
             server = await loop.create_server(

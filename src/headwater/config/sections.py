@@ -116,7 +116,9 @@ class ServerSettings(SettingsSection):
         json_schema_extra=takes("`auto`, or a whole number from 1 to 256"),
     )
     worker_timeout_secs: Seconds = Field(
-        10.0, description="A worker that does not respond to the supervisor for this long is killed and replaced."
+        10.0,
+        description="A worker that does not respond to the supervisor for this long is killed and replaced. While it"
+        " starts, it may take three times as long.",
     )
     worker_wait_secs: SecondsOrOff = Field(
         10.0,
