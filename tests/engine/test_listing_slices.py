@@ -163,10 +163,10 @@ def changed_streams(prefix: str) -> tuple[Rig, str]:
     rig = Rig(disk=False)
     pages: list[Any] = []
     rig.engine.index.changes("", None, 10, pages.append)
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     for number in range(STREAMS):
         rig.put(f"{prefix}{number:05}")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     return rig, pages[0].cursor
 
 

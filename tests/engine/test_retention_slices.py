@@ -37,9 +37,9 @@ def test_streams_that_are_due_together_are_dropped_in_slices(monkeypatch: pytest
     names = [f"s{number}" for number in range(STREAMS)]
     for name in names:
         rig.put(name, b"old")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.scheduler.advance(round(INTERVAL_S * 1000))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     dropped = 0
     retain = rig.engine.retain
 
@@ -67,10 +67,10 @@ def test_server_that_stops_during_retention_drops_no_more(monkeypatch: pytest.Mo
     rig = RetentionRig(disk=False)
     for number in range(100):
         rig.put(f"s{number}", b"old")
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()
     rig.clock.at_ms += AGE_MS
     rig.scheduler.advance(round(INTERVAL_S * 1000))
     assert not rig.scheduler.quiet, "the check is about to begin"
     rig.engine.stop()
     monkeypatch.setattr(rig.engine, "retain", lambda *_: pytest.fail("dropped after the stop"))
-    rig.scheduler.settle()
+    rig.scheduler.run_until_idle()

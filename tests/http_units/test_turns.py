@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from bench.calls import KeptTransport, World, encode
+from bench.calls import KeptTransport, ServerHarness, encode
 
 from headwater.config import Settings, StorageSettings
-from headwater.engine.stores import open_store
+from headwater.engine.open_storage import open_store
 from headwater.http.connection import Connection
 from headwater.http.context import Context
 from headwater.http.flow import TURNS_S, Turns
@@ -30,7 +30,7 @@ CLIENTS = 12
 DEPTH = 5
 
 
-class Costly(World):
+class Costly(ServerHarness):
     """A server whose `GET /healthz` takes `COSTLY_S`."""
 
     def __init__(self) -> None:
