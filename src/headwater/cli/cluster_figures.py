@@ -31,6 +31,9 @@ class _Answer(msgspec.Struct):
     cluster: _Cluster | None
 
 
+_DECODER: Final = msgspec.json.Decoder(_Answer)
+
+
 class ShardFigures(NamedTuple):
     by_shard: dict[int, dict[str, int]]
     """The figures of the shards whose processes answered."""
@@ -50,7 +53,7 @@ def figures_of(cluster_id: str, urls: Iterable[str], token: str, ca_file: Path |
                 if response.status_code != httpx.codes.OK:
                     problem = f"{url} answers with status {response.status_code}"
                     continue
-                found = msgspec.json.decode(response.content, type=_Answer).cluster
+                found = _DECODER.decode(response.content).cluster
             except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
                 problem = f"{url}: {str(error) or type(error).__name__}"
                 continue
