@@ -12,7 +12,7 @@ import pytest
 
 from headwater.cluster.nodes import schema
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
-from headwater.cluster.nodes.schema import Connection, broken_promise, connect, create_tables
+from headwater.cluster.nodes.schema import Connection, broken_promise, connect, create_tables, required_database
 from headwater.stack.database import LocalPostgres
 from headwater.storage.interface import StorageError
 from tests.cluster.nodes.servers import replicated_postgres
@@ -165,3 +165,11 @@ def test_former_primary_that_runs_again_is_not_used() -> None:
                 connect(again.url, "test")
         finally:
             again.kill()
+
+
+def test_errors_of_postgres_name_the_setting_and_other_errors_pass() -> None:
+    for error in (psycopg.OperationalError("gone"), psycopg.ProgrammingError("gone")):
+        with pytest.raises(StorageError, match=r"cluster\.postgres_url cannot be used: gone"), required_database():
+            raise error
+    with pytest.raises(KeyError), required_database():
+        raise KeyError

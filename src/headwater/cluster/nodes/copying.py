@@ -25,7 +25,7 @@ from psycopg import IsolationLevel
 from headwater.cluster.nodes.keeper import COPYING_KEY, open_cluster
 from headwater.cluster.nodes.open_shard import shard_objects
 from headwater.cluster.nodes.postgres_journal import read_batches
-from headwater.cluster.nodes.schema import FORMAT, Connection, connect
+from headwater.cluster.nodes.schema import FORMAT, Connection, connect, required_database
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.start import plan_division
 from headwater.config import Settings
@@ -62,26 +62,24 @@ def fetched_cluster(settings: Settings) -> Iterator[Path]:
         raise StorageError("The mode cluster needs cluster.postgres_url and storage.cold.")
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-cluster-")))
-        try:
-            with required_store(), connect(url, "copy") as connection:
-                row = connection.execute("SELECT shards FROM headwater.cluster").fetchone()
-                if row is None:
-                    raise StorageError(
-                        "There is no cluster in the database of cluster.postgres_url; check the setting, or"
-                        " start a node first."
-                    )
-                shards = int(str(row[0]))
-                stores = WorkerStores(WORKERS_VERSION, FAMILY, shards, shards, 1)
-                for shard in range(shards):
-                    _fetch(connection, shard, shard_objects(cold, shard), stores.directory(root, shard))
-        except psycopg.errors.UndefinedTable:
-            raise StorageError(
-                "There is no cluster in the database of cluster.postgres_url; check the setting, or start a node first."
-            ) from None
-        except psycopg.Error as error:
-            raise StorageError(f"The database of cluster.postgres_url cannot be used: {error}") from error
+        with required_store(), required_database(), connect(url, "copy") as connection:
+            shards = _shards_of(connection)
+            stores = WorkerStores(WORKERS_VERSION, FAMILY, shards, shards, 1)
+            for shard in range(shards):
+                _fetch(connection, shard, shard_objects(cold, shard), stores.directory(root, shard))
         write_worker_stores(root, stores)
         yield root
+
+
+def _shards_of(connection: Connection) -> int:
+    """The number of shards of the cluster."""
+    with suppress(psycopg.errors.UndefinedTable):
+        row = connection.execute("SELECT shards FROM headwater.cluster").fetchone()
+        if row is not None:
+            return int(str(row[0]))
+    raise StorageError(
+        "There is no cluster in the database of cluster.postgres_url; check the setting, or start a node first."
+    )
 
 
 class _JournalSnapshot:
@@ -151,7 +149,7 @@ def copy_into_cluster(source: Path, source_mode: str, settings: Settings) -> Cop
     assert cold is not None
     root = open_objects(cold)
     storage = settings.storage
-    try:
+    with required_database():
         with ExitStack() as stack:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-copy-")))
             connection = stack.enter_context(connect(settings.cluster.postgres_url, "copy"))
@@ -178,8 +176,6 @@ def copy_into_cluster(source: Path, source_mode: str, settings: Settings) -> Cop
             for problem in check(fetched):
                 raise StorageError(f"The copy is not sound: {problem}")
         root.delete(COPYING_KEY)
-    except psycopg.Error as error:
-        raise StorageError(f"The database of cluster.postgres_url cannot be used: {error}") from error
     return copied
 
 

@@ -29,6 +29,8 @@ from headwater.cluster.nodes.schema import (
     claim_store,
     connect,
     create_tables,
+    required_database,
+    unusable_database,
 )
 from headwater.config import Settings
 from headwater.operating_system import SYSTEM
@@ -142,14 +144,12 @@ def open_cluster(settings: Settings, *, is_copy: bool = False) -> Opened:
     cluster, cold = settings.cluster, settings.storage.cold
     if not cluster.postgres_url or not cluster.secret or cold is None:
         raise StorageError("The mode cluster needs cluster.postgres_url, cluster.secret and storage.cold.")
-    try:
+    with required_database():
         connection = connect(cluster.postgres_url, "start")
-    except psycopg.OperationalError as error:
-        raise StorageError(f"The database of cluster.postgres_url cannot be used: {error}") from None
     with connection:
         problem = broken_promise(connection, require_standby=cluster.require_standby)
         if problem is not None:
-            raise StorageError(f"The database of cluster.postgres_url cannot be used: {problem}")
+            raise unusable_database(problem)
         found = create_tables(connection, cluster.name, cluster.shards)
         check_secret(connection, found, cluster.secret)
         with required_store():

@@ -12,6 +12,8 @@ import hmac
 import logging
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
 import psycopg
@@ -92,6 +94,19 @@ class Cluster(NamedTuple):
     id: str
     name: str
     shards: int
+
+
+@contextmanager
+def required_database() -> Iterator[None]:
+    """Translate the errors of Postgres to `StorageError`, where the work cannot continue without the database."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise unusable_database(error) from error
+
+
+def unusable_database(problem: object) -> StorageError:
+    return StorageError(f"The database of cluster.postgres_url cannot be used: {problem}")
 
 
 def connect(url: str, application: str) -> Connection:
