@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from headwater.cli import command_line
+from headwater.pipeline.archive import migration
 from headwater.pipeline.archive.errors import ArchiveError
 from headwater.pipeline.archive.files import COLUMNS, ArchivedPosition, ArchiveFile, ArchiveTask, shard_of
 from headwater.pipeline.archive.job import Archive
@@ -323,6 +324,26 @@ def test_a_migration_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     (lake / "_manifest-before-delta").rename(lake / "_manifest")
     done = CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)])
     assert done.exit_code == 0, done.output
+    assert held(lake) == OLD_ROWS
+
+
+def test_archive_that_is_written_to_during_its_migration_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = old_archive(tmp_path, "parquet")
+    read, versions = migration._read_manifest, iter((0, 1))
+
+    def read_while_written(manifest: Path) -> Any:
+        state = read(manifest)
+        state.version += next(versions)
+        return state
+
+    monkeypatch.setattr(migration, "_read_manifest", read_while_written)
+    with pytest.raises(ArchiveError, match="was written to during the migration; stop its archive and migrate again"):
+        migration.migrate(lake)
+    assert not (lake / "_delta_log").exists()
+    monkeypatch.undo()
+    migration.migrate(lake)
     assert held(lake) == OLD_ROWS
 
 

@@ -72,7 +72,7 @@ def _migrate_manifest(lake: Path, manifest: Path) -> str:
         table.commit(contents.batches, contents.files, contents.streams, contents.shards, {})
         if _read_manifest(manifest).version != contents.version:
             shutil.rmtree(lake / LOG_DIRECTORY)
-            raise ArchiveError(f"{lake} was written to during the migration; stop its archive and migrate again.")
+            raise _written_meanwhile(lake)
     manifest.rename(lake / RETIRED_MANIFEST)
     return f"Migrated {lake} to a Delta table: {len(contents.files):,} files, {len(contents.streams):,} streams."
 
@@ -127,6 +127,10 @@ def _change_schema(lake: Path) -> None:
         # A link, unlike a rename, fails if another writer has taken the version.
         os.link(temporary, lake / LOG_DIRECTORY / f"{table.version() + 1:020d}.json")
     except FileExistsError:
-        raise ArchiveError(f"{lake} was written to during the migration; stop its archive and migrate again.") from None
+        raise _written_meanwhile(lake) from None
     finally:
         temporary.unlink()
+
+
+def _written_meanwhile(lake: Path) -> ArchiveError:
+    return ArchiveError(f"{lake} was written to during the migration; stop its archive and migrate again.")
