@@ -6,21 +6,22 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+from headwater.cluster.delegating import DelegatingResponse
 from headwater.cluster.relay import RelayingConnection
 from headwater.core.errors import Refusal
 from headwater.http.context import Context
 from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.responses import Channel, Deferred, LiveResponse, PiecewiseResponse, Response, problem
+from headwater.http.responses import Channel, Deferred, PiecewiseResponse, Response, problem
 from headwater.http.routing import Handler
 
 log = logging.getLogger("headwater.cluster")
 
 
-class PreparedResponse:
+class PreparedResponse(DelegatingResponse):
     """A response of any kind that is created after a coroutine has completed."""
 
-    __slots__ = ("_answer", "_channel", "_inner", "_prepare", "_request", "_run")
+    __slots__ = ("_answer", "_prepare", "_request", "_run")
 
     def __init__(
         self,
@@ -29,29 +30,15 @@ class PreparedResponse:
         run: Callable[[Any], None],
         request: Request,
     ) -> None:
+        super().__init__()
         self._prepare = prepare
         self._answer = answer
         self._run = run
         self._request = request
-        self._channel: Channel | None = None
-        self._inner: LiveResponse | None = None
 
     def start(self, channel: Channel) -> None:
         self._channel = channel
         self._run(self._respond())
-
-    def on_writable(self) -> None:
-        if self._inner is not None:
-            self._inner.on_writable()
-
-    def on_drain(self) -> None:
-        if self._inner is not None:
-            self._inner.on_drain()
-
-    def on_disconnect(self) -> None:
-        self._channel = None
-        if self._inner is not None:
-            self._inner.on_disconnect()
 
     async def _respond(self) -> None:
         try:

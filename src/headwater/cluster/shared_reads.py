@@ -12,6 +12,7 @@ import asyncio
 import logging
 from typing import Any, Final, cast
 
+from headwater.cluster.delegating import DelegatingResponse
 from headwater.cluster.followed_streams import FollowedStreams
 from headwater.cluster.relay import RelayingConnection
 from headwater.core.buckets import is_bucketed
@@ -67,11 +68,10 @@ class SharedReads:
         task.add_done_callback(self._tasks.discard)
 
 
-class SharedRead:
+class SharedRead(DelegatingResponse):
     """One live read."""
 
-    __slots__ = ("_address", "_channel", "_context", "_inner", "_is_draining", "_owner", "_reads", "_relay", "_request",
-                 "_route")  # fmt: skip
+    __slots__ = ("_address", "_context", "_is_draining", "_owner", "_reads", "_relay", "_request", "_route")
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class SharedRead:
         request: Request,
         address: Address,
     ) -> None:
+        super().__init__()
         self._reads = reads
         self._route = route
         self._owner = owner
@@ -90,8 +91,6 @@ class SharedRead:
         self._context = context
         self._request = request
         self._address = address
-        self._channel: Channel | None = None
-        self._inner: LiveResponse | None = None
         self._is_draining = False
 
     # -- as a live response ----------------------------------------------------------------------------------------
@@ -100,19 +99,9 @@ class SharedRead:
         self._channel = channel
         self._reads.run(self)
 
-    def on_writable(self) -> None:
-        if self._inner is not None:
-            self._inner.on_writable()
-
     def on_drain(self) -> None:
         self._is_draining = True
-        if self._inner is not None:
-            self._inner.on_drain()
-
-    def on_disconnect(self) -> None:
-        self._channel = None
-        if self._inner is not None:
-            self._inner.on_disconnect()
+        super().on_drain()
 
     # -- implementation --------------------------------------------------------------------------------------------
 
