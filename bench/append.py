@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.servers import LOAD_CORE, STORAGE_MODES, Running, headwater, official_node, on_core
+from bench.servers import LOAD_CORE, STORAGE_MODES, Running, headwater, in_turns, official_node, on_core
 
 _SCRIPT = Path(__file__).with_name("append.lua")
 _RESULT = "RESULT "
@@ -100,13 +100,11 @@ def run_round(server: Running, load: Load, number: int) -> Round:
 
 
 def measure(load: Load, rounds: int, mode: str) -> list[Round]:
-    """Rounds alternate, so that other load on the machine affects both servers equally."""
     with headwater(mode) as ours, official_node(mode) as theirs:
         warm_up = Load(load.connections, load.streams, 1, load.body, load.content_type)
         for server in (ours, theirs):
             run_round(server, warm_up, 0)
-        turns = [(server, number) for number in range(1, rounds + 1) for server in (ours, theirs)]
-        return [run_round(server, load, number) for server, number in turns]
+        return in_turns((ours, theirs), rounds, lambda server, number: run_round(server, load, number))
 
 
 def median_of(rounds: list[Round], server: str) -> Round:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import tempfile
@@ -33,7 +32,7 @@ import httpx
 from tests.serving import serve
 
 from bench.append import Load, Round, body_of, run_round
-from bench.servers import LOAD_CORE, SERVER_CORE, Running, headwater, official_node, on_core
+from bench.servers import LOAD_CORE, SERVER_CORE, Running, cpu_seconds, headwater, official_node, on_core
 
 MIB = 2**20
 PARTS = ("node", "modes", "replay", "streams")
@@ -110,12 +109,6 @@ class Memory:
 def memory_of(status: Path) -> tuple[int, int]:
     fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
     return tuple(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))  # type: ignore[return-value]
-
-
-def cpu_seconds(pid: int) -> float:
-    """The CPU time of a process so far, which does not depend on other load, unlike wall-clock time."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def fill(server: Running, path: str, mebibytes: int, message_bytes: int) -> None:

@@ -26,10 +26,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench.servers import LOAD_CORE, REPOSITORY, SERVER_CORE, STORAGE_MODES, Running, headwater, on_core
+from bench.servers import LOAD_CORE, REPOSITORY, SERVER_CORE, STORAGE_MODES, Running, cpu_seconds, headwater, on_core
 
 GROWING_FILE = "1 MiB and sync on a growing file, MB/s"
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _END = b"\r\n\r\n"
 
 
@@ -59,12 +58,6 @@ def bare_echo() -> Iterator[Running]:
         yield Running("bare echo", line.removeprefix("listening on ").strip(), child.pid)
     finally:
         child.communicate(timeout=20)
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
 def encode(method: str, path: str, body: bytes) -> bytes:

@@ -9,14 +9,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.serving import serve
 
+T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parent.parent
 STORAGE_MODES = ("memory", "file-fast", "file-durable", "acid")
 
@@ -48,6 +49,20 @@ def on_core(core: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a process so far, in steps of the clock tick: it does not depend on other load.
+
+    `workloads.cpu_seconds` is finer, for short measurements, but leaves out threads that have ended.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def in_turns(servers: Sequence[Running], rounds: int, run: Callable[[Running, int], T]) -> list[T]:
+    """Run each round on one server after the other, so that other load on the machine affects them equally."""
+    return [run(server, number) for number in range(1, rounds + 1) for server in servers]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 import httpx
 
-from bench.servers import LOAD_CORE, REPOSITORY, STORAGE_MODES, Running, headwater, official_node, on_core
+from bench.servers import LOAD_CORE, REPOSITORY, STORAGE_MODES, Running, headwater, in_turns, official_node, on_core
 
 _PAYLOAD_BYTES = 100
 
@@ -93,8 +93,9 @@ def measure(readers: int, rate: float, seconds: float, rounds: int, mode: str) -
     with headwater(mode, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as ours, official_node(mode) as theirs:
         for server in (ours, theirs):
             run_round(server, readers, rate, 1.0, 0)
-        turns = [(server, number) for number in range(1, rounds + 1) for server in (ours, theirs)]
-        return [run_round(server, readers, rate, seconds, number) for server, number in turns]
+        return in_turns(
+            (ours, theirs), rounds, lambda server, number: run_round(server, readers, rate, seconds, number)
+        )
 
 
 def median_of(rounds: list[Round], server: str) -> Round:
