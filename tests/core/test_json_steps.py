@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 from hypothesis import given
@@ -50,21 +50,20 @@ values = st.recursive(
 )
 
 
+def outcome_of(splitter: Callable[[bytes], Messages], body: bytes) -> Messages | type[Refusal]:
+    try:
+        return splitter(body)
+    except Refusal as refusal:
+        return type(refusal)
+
+
 @given(st.lists(values, max_size=40), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:")]), st.booleans())
 def test_a_body_is_split_as_in_one_call(elements: list[object], separators: tuple[str, str], ascii_only: bool) -> None:
     body = json.dumps(elements, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_steps, "STEP_BYTES", 16)
         patch.setattr(json_steps, "SCAN_STEP_BYTES", 16)
-        try:
-            expected: Messages | type[Refusal] = split_json(body)
-        except Refusal as refusal:
-            expected = type(refusal)
-        try:
-            found: Messages | type[Refusal] = split(body)
-        except Refusal as refusal:
-            found = type(refusal)
-    assert found == expected
+        assert outcome_of(split, body) == outcome_of(split_json, body)
 
 
 @given(st.text('[]{},:"\\ 1a\n', max_size=60))
@@ -73,15 +72,7 @@ def test_text_that_is_not_json_is_refused_as_in_one_call(inner: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_steps, "STEP_BYTES", 4)
         patch.setattr(json_steps, "SCAN_STEP_BYTES", 4)
-        try:
-            expected: Messages | type[Refusal] = split_json(body)
-        except Refusal as refusal:
-            expected = type(refusal)
-        try:
-            found: Messages | type[Refusal] = split(body)
-        except Refusal as refusal:
-            found = type(refusal)
-    assert found == expected
+        assert outcome_of(split, body) == outcome_of(split_json, body)
 
 
 @pytest.mark.parametrize(
