@@ -10,11 +10,14 @@ import httpx
 import pytest
 
 from tests.http.bucketed import Bucket, BucketStream
+from tests.http.fixtures import json_stream, stream
 from tests.http.protocol import Stream, stream_on
 from tests.serving import Server, serve
 
 LONG_POLL_S = 10_000
 """How long the long-polls of `moving_server` wait."""
+
+__all__ = ["json_stream", "stream"]
 
 _bucket_numbers = itertools.count()
 
@@ -57,18 +60,6 @@ def patient_stream(patient: Server, stream_name: Callable[[], str]) -> Iterator[
     """A text stream on that server, not yet created."""
     with stream_on(patient, stream_name()) as stream:
         yield stream
-
-
-@pytest.fixture
-def stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
-    """A text stream that no other test uses, not yet created."""
-    return Stream(client, stream_name())
-
-
-@pytest.fixture
-def json_stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
-    """A JSON stream that no other test uses, not yet created."""
-    return Stream(client, stream_name(), "application/json")
 
 
 @pytest.fixture

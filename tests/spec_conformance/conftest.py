@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from tests.http.bucketed import Bucket
-from tests.http.protocol import Stream
+from tests.http.fixtures import json_stream, stream
 from tests.serving import Server, serve
 
 MODES = ("memory", "file-durable")
+
+__all__ = ["json_stream", "stream"]
 
 _bucket_numbers = itertools.count()
 
@@ -39,18 +41,6 @@ def server(mode: str) -> Iterator[Server]:
 def client(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url) as http:
         yield http
-
-
-@pytest.fixture
-def stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
-    """A text stream that no other test uses, not yet created."""
-    return Stream(client, stream_name())
-
-
-@pytest.fixture
-def json_stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
-    """A JSON stream that no other test uses, not yet created."""
-    return Stream(client, stream_name(), "application/json")
 
 
 @pytest.fixture
