@@ -17,7 +17,7 @@ import typer
 
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
-from headwater.cli.remote import CaFile, Token
+from headwater.cli.remote import CaFile, Token, check_url
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.printable import printable, printable_json
 
@@ -56,6 +56,8 @@ def status(
     from headwater.cluster.nodes.schema import connect
     from headwater.cluster.nodes.status import cluster_status
 
+    if url:
+        check_url(url)
     settings = settings_from(None, config_file).settings
     postgres_url = settings.cluster.postgres_url or _stack_url(data_dir or settings.stack.data_dir)
     try:

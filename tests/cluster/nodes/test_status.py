@@ -122,5 +122,6 @@ def test_node_that_is_named_gets_the_given_token(
         assert any(line.endswith(STORED) for line in lines)
         lines = status(postgres_url, [], "--url", url, "--token", "another", monkeypatch=monkeypatch)
         assert "status 401" in lines[-1], "auth.token is only for the nodes that Postgres has"
-        options = ["cluster", "status", "--ca-file", str(tmp_path / "none")]
-        assert "--ca-file" in str(CliRunner().invoke(command_line(), options).exception)
+        for wrong in (["--ca-file", str(tmp_path / "none")], ["--url", "localhost:4437"]):
+            refused = CliRunner().invoke(command_line(), ["cluster", "status", *wrong])
+            assert wrong[0] in str(refused.exception)
