@@ -70,6 +70,7 @@ class LinkedWorkers:
 
     def __init__(self, **server: Any) -> None:
         self._settings = Settings.model_validate({"server": server, "storage": {"mode": "memory"}})
+        self.workers: list[ServingWorker] = []
         self._controls: list[socket.socket] = []
         self._theirs: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,6 +87,7 @@ class LinkedWorkers:
             worker = ServingWorker(
                 self._settings, Reloader(lambda: self._settings), number, ShardMap(16, 2), listening, theirs
             )
+            self.workers.append(worker)
             self._controls.append(ours)
             self._theirs.append(theirs)
             self._tasks.append(asyncio.create_task(worker.run()))

@@ -6,9 +6,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import pytest
 import uvloop
 
-from headwater.cluster import messages
+from headwater.cluster import frames, messages
+from headwater.cluster.peers import Peer, TunnelClient
+from headwater.cluster.relay import Exchange
 from tests.cluster.links import Link, LinkedWorkers, linked_workers
 from tests.cluster.workers import name_in
 from tests.waiting import connections_idle
@@ -100,6 +103,49 @@ def test_connection_that_is_handed_over_to_a_draining_worker_gets_its_response()
         await connections_idle()
         assert await _append(workers, THERE[0], "p") == 200
         assert await _read(workers, THERE[0]) == (200, f"content of {THERE[0]}<p>".encode())
+
+    _run(test)
+
+
+def test_request_for_a_process_that_does_not_have_the_stream_is_relayed_twice_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner follows from the name, and a process that is asked for a placed stream relays it to nobody."""
+    hops: list[int] = []
+    begin = Peer.begin
+
+    def count(peer: Peer, client: TunnelClient, kind: int, origin: bytes, data: bytes) -> int:
+        hops.append(kind & ~frames.AHEAD)
+        return begin(peer, client, kind, origin, data)
+
+    async def test(workers: LinkedWorkers) -> None:
+        monkeypatch.setattr(Peer, "begin", count)
+        source, here, missing = THERE[0], name_in(0, 2, "here"), name_in(0, 2, "missing")
+        fork = name_in(0, 2, "fork")
+        await _create(workers, source, here)
+        client = await workers.client()
+        # It is stored where its source is.
+        assert (await client.ask("PUT", fork, Stream_Forked_From=f"/v1/stream/{source}"))[0] == 201
+        client.close()
+        peer = workers.workers[0]._peers.get(1)
+        assert peer is not None
+
+        async def hops_of(method: str, name: str, kind: int) -> tuple[int, list[int]]:
+            hops.clear()
+            data = f"{method} /v1/stream/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+            response, _ = await Exchange(peer, data, kind).response
+            return int(response.split(b" ")[1]), list(hops)
+
+        wrong = frames.BEGIN
+        placed = frames.BEGIN_PLACED
+        assert await hops_of("GET", here, wrong) == (200, [wrong, frames.BEGIN])
+        assert await hops_of("GET", missing, wrong) == (404, [wrong, frames.BEGIN])
+        assert await hops_of("GET", fork, wrong) == (200, [wrong, frames.BEGIN, frames.BEGIN_PLACED])
+        assert await hops_of("GET", here, placed) == (404, [placed])
+        assert await hops_of("GET", missing, placed) == (404, [placed])
+        # The owner of the name still believes that the other worker has the stream.
+        assert (await hops_of("DELETE", fork, placed))[0] == 204
+        assert await hops_of("GET", fork, wrong) == (404, [wrong, frames.BEGIN, frames.BEGIN_PLACED])
 
     _run(test)
 
