@@ -52,9 +52,23 @@ def answers_reads_without_asking() -> None:
     OwnerPosition.is_current = is_current  # type: ignore[method-assign]
 
 
+def acknowledges_what_it_can_read() -> None:
+    """A commit without the confirmation of a standby counts if its row can be read on the primary."""
+
+    def confirm(self: PostgresJournal, new: int) -> bool:
+        return self._position()[1] == new
+
+    PostgresJournal._confirm = confirm  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     fault.__name__: fault
-    for fault in (reads_without_a_lease, answers_from_a_stale_standby, answers_reads_without_asking)
+    for fault in (
+        reads_without_a_lease,
+        answers_from_a_stale_standby,
+        answers_reads_without_asking,
+        acknowledges_what_it_can_read,
+    )
 }
 
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import psycopg
 
 from tests.cluster.nodes.clusters import RunningCluster, link_tls_settings, running_cluster
 from tests.crash.stream_lifecycles import fork_repeatedly, recreate_repeatedly
@@ -115,6 +116,26 @@ async def kill_primary(scene: ClusterScene) -> None:
     await asyncio.to_thread(postgres.watch)
 
 
+async def lose_primary(scene: ClusterScene) -> None:
+    """As `kill_primary`, after a while in which nothing is replicated and commits that wait for it are cancelled."""
+    postgres = scene.cluster.postgres
+    primary = postgres.servers[postgres.primary]
+    assert primary.process is not None
+    children = psutil.Process(primary.process.pid).children()
+    senders = [process for process in children if "walsender" in " ".join(process.cmdline())]
+    for process in senders:
+        process.suspend()
+    with psycopg.connect(primary.url, autocommit=True) as admin:
+        for _ in range(10):
+            admin.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+            await scene.wait(0.0, 0.1)
+    primary.kill()
+    for process in senders:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    await asyncio.to_thread(postgres.watch)
+
+
 async def pause_primary(scene: ClusterScene) -> None:
     """SIGSTOP of the primary of Postgres for longer than a lease: connections stay open, and nothing is answered."""
     postgres = scene.cluster.postgres
@@ -186,6 +207,7 @@ FAULTS: dict[str, Fault] = {
         cut,
         cut_links,
         pause_primary,
+        lose_primary,
     )
 }
 

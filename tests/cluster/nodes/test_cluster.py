@@ -332,6 +332,15 @@ def test_reads_of_a_standby_that_does_not_ask_the_owner_are_found_by_the_history
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+def test_lost_commits_that_could_be_read_are_found_by_the_history() -> None:
+    """The broken variant: a row that can be read on the primary may be on no standby yet."""
+    program = ("tests.cluster.nodes.broken", "acknowledges_what_it_can_read")
+    with running_cluster(program=program) as cluster, pytest.raises(Violation):
+        asyncio.run(endure_faults(cluster, ["lose_primary"] * 12, 5))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("serves_reads", [False, True])
 def test_official_suite_passes_with_its_requests_spread_over_the_nodes(tmp_path: Path, serves_reads: bool) -> None:
     """Also with TLS between the nodes, and with standbys that serve reads."""
