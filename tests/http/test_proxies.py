@@ -49,6 +49,30 @@ def test_every_logged_request_has_an_id_that_the_client_gets(trusting: Server) -
     trusting.wait_for_log(f"request_id={given}")
 
 
+def test_location_uses_the_public_url_whatever_the_client_and_its_proxy_sent() -> None:
+    with (
+        serve(
+            DS_SERVER__PUBLIC_URL="https://public.example.com:8443",
+            DS_SERVER__TRUSTED_PROXIES="127.0.0.1, ::1",
+            DS_SERVER__ALLOWED_HOSTS="*",
+        ) as running,
+        httpx.Client(base_url=running.url, headers={"Content-Type": "text/plain"}) as client,
+    ):
+        for headers in ({}, {"Host": "named.example.com"}, FORWARDED):
+            for path in ("/v1/stream/a", "/v1/stream/a/b%20c", "/ds/bucket", "/ds/bucket/s"):
+                client.delete(path)
+                created = client.put(path, headers=headers)
+                assert created.status_code == 201, created.text
+                assert created.headers["location"] == f"https://public.example.com:8443{path}"
+            confirmed = client.put("/v1/stream/a?ignored=1", headers=headers)
+            assert confirmed.status_code == 200
+            assert confirmed.headers["location"] == "https://public.example.com:8443/v1/stream/a"
+            client.delete("/ds/bucket/s")
+            session = client.post("/v1/stream/__ds/follow", json={"prefix": "a"}, headers=headers)
+            url = f"https://public.example.com:8443/v1/stream/__ds/follow/{session.json()['id']}"
+            assert (session.headers["location"], session.json()["url"]) == (url, url)
+
+
 def test_headers_of_other_peers_are_ignored(server: Server, client: httpx.Client) -> None:
     headers = {"Content-Type": "text/plain", **FORWARDED, "Forwarded": "proto=https;host=evil.example.com"}
     created = client.put("/v1/stream/not-forwarded", headers=headers)
