@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tests.http.raw import RawConnection, RawResponse, encode
@@ -130,3 +131,5 @@ class Operation:
     settings: dict[str, Any] = field(default_factory=dict)
     share: float = 0.05
     """The fraction of the input that the quick test uses."""
+    write_store: Callable[[Path, float], object] | None = None
+    """Writes the data directory that the server starts with, for this fraction of the input."""

@@ -13,8 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from random import Random
 
+from headwater.config import StorageSettings
+from headwater.core.buckets import stream_name
+from headwater.core.rules import CreateRequest
+from headwater.engine.engine import Engine
+from headwater.engine.quota import EngineLimits
+from headwater.engine.stores import open_store
+from tests.engine.seams import ManualClock, ManualScheduler
 from tests.http.raw import RawConnection, encode
 from tests.pressure.load import JSON, MIB, TEXT, Load, Operation, no_preparation
 from tests.waiting import wait_until
@@ -345,6 +353,72 @@ def listing(load: Load) -> None:
     load.must("GET", "/ds?limit=1000")
 
 
+DAY_SECS = 24 * 3600
+
+
+def expired_streams(directory: Path, share: float) -> None:
+    """A bucket as a server left it 40 days ago. The next one keeps its expired streams, because the clock jumped."""
+    clock = ManualClock(int((time.time() - 40 * DAY_SECS) * 1000))
+    scheduler = ManualScheduler(clock)
+    storage = open_store(StorageSettings(mode=HELD_MODE, data_dir=directory)).storage
+    engine = Engine(storage, clock, scheduler, EngineLimits())
+    engine.start()
+    engine.buckets.create("held", lambda _: None)
+    scheduler.settle()
+    for number in range(max(1, int(60_000 * share))):
+        name = stream_name("held", f"{number:06d}")
+        engine.create(CreateRequest(name, "text/plain", 30 * DAY_SECS, None, False, b""), lambda _: None)
+    scheduler.settle()
+    engine.stop()
+
+
+def held_listing(load: Load) -> None:
+    """Listings that skip every expired stream."""
+    load.must("PUT", "/ds/held/z", TEXT)
+    load.must("PUT", "/v1/stream/z", TEXT)
+    with load.connect() as connection:
+        for target in ("/ds/held/streams?limit=10", "/v1/stream/__ds/streams?limit=10"):
+            connection.send(encode("GET", target) * 8)
+            for _ in range(8):
+                assert b'"z"' in connection.response().body
+
+
+# -- changes
+
+CHANGES = "/v1/stream/__ds/streams?live=long-poll"
+
+
+def many_changes(load: Load) -> None:
+    """Streams that changed after the first cursor."""
+    load.must("GET", CHANGES)
+    count = load.size(20_000)
+    load.many(("PUT", f"/v1/stream/changed/{number}", TEXT, b"") for number in range(count))
+
+
+def changes_cursor(load: Load) -> str:
+    cursor: str = json.loads(load.must("GET", CHANGES).body)["changes_cursor"]
+    return cursor
+
+
+def change_waiters(load: Load) -> None:
+    """Many requests that wait for changes of other streams, then for those of one."""
+    first = changes_cursor(load).partition("_")[0] + "_0"
+    load.must("GET", f"{CHANGES}&cursor={first}&limit=10")
+    waiters = load.size(900, 300)
+    for prefix, posts in (("other/", load.size(20_000)), ("changed/", 1)):
+        cursor = changes_cursor(load)
+        with ExitStack() as opened:
+            waiting = [opened.enter_context(load.connect()) for _ in range(waiters)]
+            for connection in waiting:
+                connection.send(encode("GET", f"{CHANGES}&cursor={cursor}&prefix={prefix}"))
+            load.must("GET", "/healthz")
+            load.many(("POST", f"/v1/stream/changed/{number}", TEXT, b"c") for number in range(posts))
+            if prefix == "other/":
+                load.must("PUT", "/v1/stream/other/1", TEXT)
+            for connection in waiting:
+                assert connection.response().status == 200
+
+
 # -- subscriptions
 
 
@@ -460,6 +534,15 @@ def expiring(load: Load) -> None:
     time.sleep(2.5)
 
 
+def retained(load: Load) -> None:
+    """Many streams whose messages reach their age together."""
+    count = load.size(20_000)
+    headers = {**TEXT, "Stream-Retention-Age": "1", "Stream-Retention-Drop": "allowed"}
+    load.many(("PUT", f"/v1/stream/aged/{number}", headers, b"old") for number in range(count))
+    last = f"/v1/stream/aged/{count - 1}"
+    wait_until(lambda: load.must("HEAD", last).header("stream-earliest-offset"), what="the last message to be dropped")
+
+
 def many_to_follow(load: Load) -> None:
     names = (f"/v1/stream/many/{number}" for number in range(load.size(20_000)))
     load.many(("PUT", name, TEXT, b"m" * 100) for name in names)
@@ -509,6 +592,8 @@ def metrics(load: Load) -> None:
         load.must("GET", "/metrics")
 
 
+HELD_MODE = "file-fast"
+"""A mode without other operations: their server would keep all expired streams."""
 LARGE_MEMORY = {"DS_LIMITS__MAX_MEMORY_BYTES": str(4 * 1024 * MIB), "DS_LIMITS__MAX_STREAM_BYTES": "0"}
 COLD = {"DS_STORAGE__HOT_TAIL_BYTES": str(MIB), "DS_STORAGE__SEGMENT_BYTES": str(4 * MIB)}
 SMALL_SEGMENTS = {"DS_STORAGE__SEGMENT_BYTES": str(MIB), "DS_STORAGE__HOT_TAIL_BYTES": str(MIB)}
@@ -556,6 +641,15 @@ OPERATIONS: tuple[Operation, ...] = (
     _memory("bootstrap", "200 MiB of updates", bootstrap, bucket_stream, share=0.1),
     Operation("snapshot-read", "a snapshot of 400 MiB", snapshot_read, snapshot, "file-durable", share=0.05),
     _memory("listing", "a bucket of 20,000 streams", listing, many_in_bucket, share=0.1),
+    Operation(
+        "held-listing",
+        "8 pipelined listings of 60,000 expired streams that are kept",
+        held_listing,
+        mode=HELD_MODE,
+        share=0.25,
+        write_store=expired_streams,
+    ),
+    _memory("change-waiters", "900 waiters during 20,000 changes", change_waiters, many_changes, share=0.4),
     _memory("subscriptions", "10 subscriptions of 20,000 links each", list_subscriptions, many_links, share=0.1),
     _memory("globs", "60 patterns of `**/a/*/…` against names of 510 segments", globs, share=0.2),
     _memory("glob-backlog", "2 patterns of `**/a/*/…` over 200 names", glob_backlog, many_long_names, share=0.2),
@@ -581,6 +675,14 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     _memory("expiry", "20,000 streams that expire together", expiring, share=0.4),
     Operation("expiry-file-durable", "20,000 streams that expire together", expiring, mode="file-durable", share=0.1),
+    _memory("retention", "20,000 streams whose messages expire together", retained, share=0.4),
+    Operation(
+        "retention-file-durable",
+        "20,000 streams whose messages expire together",
+        retained,
+        mode="file-durable",
+        share=0.1,
+    ),
     _memory("follow-many", "20,000 streams over one connection", follow_many, many_to_follow, share=0.1),
     _memory("follow-names", "10,000 names, and 70,000, in one request to follow", follow_names, share=1.0),
     _memory("create-followed", "100 creations below a prefix with 900 followers", create_followed, share=0.1),

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ class Probe:
 def wall_of(operation: Operation, share: float, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
     """What another client sees while the operation runs."""
     settings: dict[str, Any] = {"DS_STORAGE__MODE": operation.mode, **operation.settings}
-    with serve(program=program, **settings) as server:
+    with ExitStack() as opened:
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        settings |= _written(directory, [operation], share)
+        server = opened.enter_context(serve(program=program, **settings))
         load = Load(server, share)
         operation.prepare(load)
         time.sleep(0.3)
@@ -89,6 +93,7 @@ def cpu_of(operations: Sequence[Operation], fault: str | None = None) -> dict[st
         settings: dict[str, Any] = {"DS_STORAGE__MODE": operations[0].mode, "METER_FILE": str(path)}
         for operation in operations:
             settings |= operation.settings
+        settings |= _written(Path(directory), operations)
         found = {}
         with serve(program=("tests.pressure.metered", *([fault] if fault else [])), **settings) as server:
             for operation in operations:
@@ -98,6 +103,15 @@ def cpu_of(operations: Sequence[Operation], fault: str | None = None) -> dict[st
                 operation.drive(load)
                 found[operation.name] = _report(load, path)
         return found
+
+
+def _written(directory: Path, operations: Sequence[Operation], share: float | None = None) -> dict[str, str]:
+    """Write the data that these operations start with, for a share or their own; returns the settings to open it."""
+    writing = [operation for operation in operations if operation.write_store is not None]
+    for operation in writing:
+        assert operation.write_store is not None
+        operation.write_store(directory / "data", operation.share if share is None else share)
+    return {"DS_STORAGE__DATA_DIR": str(directory / "data")} if writing else {}
 
 
 def _report(load: Load, path: Path) -> Worst:
