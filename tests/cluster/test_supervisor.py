@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from headwater.cluster import messages, supervisor
 from headwater.cluster.shards import ShardMap
-from headwater.cluster.supervisor import STARTING_FACTOR, TICK_S, WorkerSupervisor
+from headwater.cluster.supervisor import CONNECT_RETRY_S, STARTING_FACTOR, TICK_S, WorkerSupervisor
 from headwater.cluster.worker import STARTING_S, ServingWorker, Starting, run_serving
 from headwater.config import Settings
 
@@ -22,14 +23,14 @@ WORKER_PID = 10**9
 
 
 class IdleSupervisor(WorkerSupervisor):
-    """One worker, which sends nothing."""
+    """Workers that send nothing."""
 
-    def __init__(self, now_s: float, *, is_ready: bool = True) -> None:
+    def __init__(self, now_s: float, *, is_ready: bool = True, workers: int = 1) -> None:
         settings = Settings()
-        super().__init__(settings, lambda: settings, ShardMap(16, 1), lambda _: settings)
+        super().__init__(settings, lambda: settings, ShardMap(16, workers), lambda _: settings)
         self.timeout_s = settings.server.worker_timeout_secs
-        (worker,) = self._workers
-        worker.pid, worker.is_ready, worker.last_answer_s = WORKER_PID, is_ready, now_s
+        for worker in self._workers:
+            worker.pid, worker.is_ready, worker.last_answer_s = WORKER_PID, is_ready, now_s
 
     def _reap(self) -> None:
         """Do nothing: there is no process."""
@@ -109,6 +110,46 @@ def test_worker_reports_that_it_runs_while_its_recovery_occupies_the_loop() -> N
             while messages.receive(ours):
                 reports += 1
         assert reports == 2, "it reports until it answers itself"
+
+
+def test_workers_that_could_not_be_connected_are_connected_later(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without descriptors, and while one of them does not read."""
+    connecting = IdleSupervisor(clock.now_s, workers=2)
+    ends = [messages.pair() for _ in connecting._workers]
+    for worker, (ours, _) in zip(connecting._workers, ends, strict=True):
+        worker.control, worker.has_said_hello = ours, worker.number == 1
+
+    def no_descriptors() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def received() -> list[list[messages.Message]]:
+        found: list[list[messages.Message]] = [[], []]
+        for _, theirs in ends:
+            with suppress(BlockingIOError):
+                while message := messages.receive(theirs):
+                    found[ends.index((_, theirs))].append(message[0])
+                    for descriptor in message[1]:
+                        os.close(descriptor)
+        return [[message for message in some if isinstance(message, messages.Connect)] for some in found]
+
+    with monkeypatch.context() as limited:
+        limited.setattr(messages, "pair", no_descriptors)
+        connecting._introduce(connecting._workers[0])
+    assert received() == [[], []]
+    while messages.send(ends[1][0], messages.Reload()):
+        pass
+    clock.now_s += CONNECT_RETRY_S
+    connecting.turn()
+    assert received() == [[messages.Connect(1)], []]
+    for _ in range(3):
+        clock.now_s += CONNECT_RETRY_S
+        connecting.turn()
+    assert received() == [[messages.Connect(1)], [messages.Connect(0)]], "once"
+    for pair in ends:
+        for end in pair:
+            end.close()
 
 
 def test_worker_is_not_killed_because_the_supervisor_was_stopped(

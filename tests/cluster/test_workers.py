@@ -219,6 +219,27 @@ def test_streams_of_other_workers_are_served_while_one_is_stopped(tmp_path: Path
         assert first.pid in before & {process.pid for process in processes(server)}
 
 
+def test_worker_is_restarted_when_the_supervisor_has_descriptors_again(tmp_path: Path) -> None:
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        names = [name_in(worker, 2) for worker in (0, 1)]
+        for name in names:
+            _create(client, name, "kept")
+        supervisor = psutil.Process(server.pid)
+        soft, hard = supervisor.rlimit(psutil.RLIMIT_NOFILE)
+        survivor = process_of(server, 1)
+        supervisor.rlimit(psutil.RLIMIT_NOFILE, (3, hard))
+        try:
+            process_of(server, 0).kill()
+            server.wait_for_log("worker 0 cannot be started yet: [Errno 24] Too many open files")
+            with _client(server) as other:
+                assert _text(other, names[1]) == "kept"
+        finally:
+            supervisor.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        with _client(server) as other:
+            assert [_text(other, name) for name in names] == ["kept", "kept"]
+        assert survivor in processes(server)
+
+
 def test_worker_that_is_stopped_while_it_recovers_is_replaced(tmp_path: Path) -> None:
     settings = {"DS_SERVER__WORKERS": "2", "DS_SERVER__WORKER_TIMEOUT_SECS": "1", **DURABLE}
     with serve(directory=tmp_path, **settings) as server, _client(server) as client:

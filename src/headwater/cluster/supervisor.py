@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from headwater.cluster import messages
@@ -32,6 +33,8 @@ log = logging.getLogger("headwater.cluster")
 TICK_S: Final = 0.5
 PING_S: Final = 0.5
 BACKOFF_MAX_S: Final = 5.0
+CONNECT_RETRY_S: Final = 1.0
+"""When two workers that could not be connected are connected again."""
 STARTING_FACTOR: Final = 3
 """How many times longer a worker may be silent while it starts: a step of the recovery can occupy the interpreter."""
 STABLE_S: Final = 30.0
@@ -93,6 +96,8 @@ class WorkerSupervisor:
         self._drain_until_s: float | None = None
         self._stop_until_s: float | None = None
         self._failure: WorkerFailedError | None = None
+        self._connect_at_s: dict[tuple[int, int], float] = {}
+        """When to try again to connect two workers."""
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises `OSError` if the address cannot be bound, or `WorkerFailedError`."""
@@ -147,6 +152,7 @@ class WorkerSupervisor:
         for worker in self._workers:
             worker.last_answer_s = min(now_s, worker.last_answer_s + stopped_s)
             self._watch(worker, now_s)
+        self._connect_again(now_s)
         self._advance_stop(now_s)
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -189,13 +195,32 @@ class WorkerSupervisor:
         """Connect a worker to all others that can be connected."""
         newcomer.has_said_hello = True
         for other in self._workers:
-            if other is newcomer or not other.has_said_hello or other.control is None:
-                continue
-            frames, moves = socket.socketpair(), messages.pair()
-            self._send(newcomer, messages.Connect(other.number), (frames[0].fileno(), moves[0].fileno()))
-            self._send(other, messages.Connect(newcomer.number), (frames[1].fileno(), moves[1].fileno()))
-            for end in (*frames, *moves):
-                end.close()
+            if other is not newcomer:
+                self._connect(newcomer, other)
+
+    def _connect(self, one: WorkerProcess, other: WorkerProcess) -> None:
+        """Connect two workers, now if both can be, or later if that fails."""
+        self._connect_at_s.pop(_pair(one, other), None)
+        if not all(worker.has_said_hello and worker.control is not None for worker in (one, other)):
+            return  # One of them died, and its replacement is introduced.
+        try:
+            frames = socket.socketpair()
+            with frames[0], frames[1]:
+                moves = messages.pair()
+                with moves[0], moves[1]:
+                    are_sent = self._send(
+                        one, messages.Connect(other.number), (frames[0].fileno(), moves[0].fileno())
+                    ) and self._send(other, messages.Connect(one.number), (frames[1].fileno(), moves[1].fileno()))
+        except OSError as error:
+            log.error("workers %d and %d cannot be connected yet: %s", one.number, other.number, error)
+            are_sent = False
+        if not are_sent:
+            self._connect_at_s[_pair(one, other)] = time.monotonic() + CONNECT_RETRY_S
+
+    def _connect_again(self, now_s: float) -> None:
+        for pair, at_s in tuple(self._connect_at_s.items()):
+            if now_s >= at_s:
+                self._connect(*(self._workers[number] for number in pair))
 
     def _on_warm(self, standby: WorkerProcess) -> None:
         """A standby can take its shard over."""
@@ -208,15 +233,14 @@ class WorkerSupervisor:
             log.info("%d workers share %d shards", self._map.workers, self._map.shards)
             announce(self._settings, address_of(self._settings, self._listening.getsockname()[1]))
 
-    def _send(self, worker: WorkerProcess, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        if worker.control is not None:
-            messages.send(worker.control, message, descriptors)
+    def _send(self, worker: WorkerProcess, message: messages.Message, descriptors: Sequence[int] = ()) -> bool:
+        return worker.control is not None and messages.send(worker.control, message, descriptors)
 
     # -- starting and restarting workers ---------------------------------------------------------------------------
 
     def _start_all(self) -> None:
         for worker in self._workers:
-            self._start(worker)
+            self._fork(worker)
 
     def _restart(self, worker: WorkerProcess) -> None:
         self._start(worker)
@@ -234,18 +258,35 @@ class WorkerSupervisor:
         return run_worker(self._worker_settings(number), self._load, number, self._map, self._listening, control)
 
     def _start(self, worker: WorkerProcess) -> None:
+        """Start a worker, now or, if the system does not allow it, later."""
+        try:
+            self._fork(worker)
+        except OSError as error:
+            if self._is_leaving(worker):
+                return
+            worker.backoff_s = _longer(worker.backoff_s)
+            worker.restart_at_s = time.monotonic() + worker.backoff_s
+            log.error("worker %d cannot be started yet: %s", worker.number, error)
+
+    def _fork(self, worker: WorkerProcess) -> None:
         ours, theirs = messages.pair()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            self._become(worker.number, ours, theirs)
-        theirs.close()
+        with theirs:
+            try:
+                self._selector.register(ours, selectors.EVENT_READ, worker)
+                sys.stderr.flush()
+                pid = os.fork()
+            except OSError:
+                with suppress(KeyError):
+                    self._selector.unregister(ours)
+                ours.close()
+                raise
+            if pid == 0:
+                self._become(worker.number, ours, theirs)
         number, backoff_s = worker.number, worker.backoff_s
         worker.__init__(number)  # type: ignore[misc]
         worker.backoff_s = backoff_s
         worker.pid, worker.control = pid, ours
         worker.started_s = worker.last_answer_s = time.monotonic()
-        self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def _become(self, number: int, ours: socket.socket, theirs: socket.socket) -> None:
         """Runs in the child process: become the worker."""
@@ -298,11 +339,7 @@ class WorkerSupervisor:
         else:
             now_s = time.monotonic()
             is_stable = was_ready and now_s - worker.started_s >= STABLE_S
-            worker.backoff_s = (
-                0.0
-                if is_stable or (not worker.backoff_s and was_ready)
-                else min(BACKOFF_MAX_S, max(0.2, worker.backoff_s * 2))
-            )
+            worker.backoff_s = 0.0 if is_stable or (not worker.backoff_s and was_ready) else _longer(worker.backoff_s)
             worker.restart_at_s = now_s + worker.backoff_s
             reason = f": {worker.failure.message}" if worker.failure is not None else ""
             log.error("worker %d (process %d) died%s; it is restarted", worker.number, pid, reason)
@@ -372,6 +409,14 @@ def _bind(settings: Settings) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def _pair(one: WorkerProcess, other: WorkerProcess) -> tuple[int, int]:
+    return min(one.number, other.number), max(one.number, other.number)
+
+
+def _longer(backoff_s: float) -> float:
+    return min(BACKOFF_MAX_S, max(0.2, backoff_s * 2))
 
 
 def _discard(woken: socket.socket) -> None:
