@@ -11,13 +11,20 @@ import asyncio
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
 
 from headwater.cluster.relay import MOVED_MAX_BYTES, Relay, RelayingConnection
 from headwater.http.context import Context
 from headwater.http.routing import Router
 
 log = logging.getLogger("headwater.cluster")
+
+_ACCEPTED: Final = b"\1"
+_REFUSED: Final = b"\0"
+"""The answers to a connection that was handed over. No request begins like this."""
 
 
 class HandedConnection(RelayingConnection):
@@ -42,59 +49,127 @@ class HandedConnection(RelayingConnection):
             super().drain()
 
 
+class _Way:
+    """The socket to and from one other worker."""
+
+    __slots__ = ("moving", "opened", "unaccepted")
+
+    def __init__(self, opened: socket.socket) -> None:
+        self.opened = opened
+        self.moving: deque[tuple[int, bytes]] = deque()
+        """Connections that the other worker has not accepted yet: a duplicate of the descriptor, and the request."""
+        self.unaccepted: tuple[int | None, bytes] | None = None
+        """A received connection whose acceptance cannot be sent yet."""
+
+
 class HandOver:
-    """The sockets over which connections move between this worker and the others."""
+    """The sockets over which connections move between this worker and the others.
+
+    The other worker reports that it accepts a connection before it processes the request. If it dies first, the request
+    was not processed: this worker keeps the connection, and relays the request when the other one is back.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, make: Callable[[bytes], HandedConnection]) -> None:
         self._loop = loop
         self._make = make
-        self._sockets: dict[int, socket.socket] = {}
+        self._ways: dict[int, _Way] = {}
         self._accepting: set[asyncio.Task[None]] = set()
 
     def connect(self, worker: int, opened: socket.socket) -> None:
         """Use this socket for connections to and from a worker."""
         self.disconnect(worker)
         opened.setblocking(False)
-        self._sockets[worker] = opened
-        self._loop.add_reader(opened.fileno(), self._receive, worker, opened)
+        way = self._ways[worker] = _Way(opened)
+        self._loop.add_reader(opened.fileno(), self._receive, way)
 
     def disconnect(self, worker: int) -> None:
-        opened = self._sockets.pop(worker, None)
-        if opened is not None:
-            self._loop.remove_reader(opened.fileno())
-            opened.close()
+        """Close the socket, and keep the connections that the other worker did not accept."""
+        way = self._ways.pop(worker, None)
+        if way is None:
+            return
+        self._loop.remove_reader(way.opened.fileno())
+        self._loop.remove_writer(way.opened.fileno())
+        with way.opened:
+            with suppress(OSError):
+                way.opened.shutdown(socket.SHUT_RDWR)  # From here on, the other worker cannot accept any.
+            while (received := _received(way.opened)) is not None and received[0]:
+                message, descriptor = received
+                if message in (_ACCEPTED, _REFUSED):
+                    self._on_answer(way, message)
+                elif descriptor is not None:
+                    os.close(descriptor)
+        if way.unaccepted is not None and way.unaccepted[0] is not None:
+            os.close(way.unaccepted[0])
+        for descriptor, request in way.moving:
+            self._begin(descriptor, request)
 
     def send(self, worker: int, descriptor: int, request: bytes) -> bool:
         """Pass a connection and its request to a worker; False if that is not possible now."""
-        opened = self._sockets.get(worker)
-        if opened is None:
+        way = self._ways.get(worker)
+        if way is None:
             return False
         try:
-            socket.send_fds(opened, [request], [descriptor])
+            kept = os.dup(descriptor)
         except OSError:
             return False
+        try:
+            socket.send_fds(way.opened, [request], [descriptor])
+        except OSError:
+            os.close(kept)
+            return False
+        way.moving.append((kept, request))
         return True
 
-    def _receive(self, worker: int, opened: socket.socket) -> None:
-        while True:
-            try:
-                request, descriptors, _, _ = socket.recv_fds(opened, MOVED_MAX_BYTES, 1)
-            except BlockingIOError:
+    def _receive(self, way: _Way) -> None:
+        while way.unaccepted is None:
+            received = _received(way.opened)
+            if received is None:
                 return
-            except OSError:
-                self.disconnect(worker)
+            message, descriptor = received
+            if not message:
+                # The other worker has closed it. `disconnect` follows, when requests are not relayed to it any more.
+                self._loop.remove_reader(way.opened.fileno())
                 return
-            if not request or not descriptors:
-                if not request:
-                    self.disconnect(worker)
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                return
-            task = self._loop.create_task(self._accept(descriptors[0], request))
-            self._accepting.add(task)
-            task.add_done_callback(self._accepting.discard)
+            if message in (_ACCEPTED, _REFUSED):
+                self._on_answer(way, message)
+            else:
+                self._accept(way, message, descriptor)
 
-    async def _accept(self, descriptor: int, request: bytes) -> None:
+    def _on_answer(self, way: _Way, answer: bytes) -> None:
+        descriptor, request = way.moving.popleft()
+        if answer == _ACCEPTED:
+            os.close(descriptor)
+        else:
+            self._begin(descriptor, request)
+
+    def _accept(self, way: _Way, request: bytes, descriptor: int | None) -> None:
+        """Report the acceptance, then process the request. Without a descriptor there was none free to receive it."""
+        try:
+            way.opened.send(_REFUSED if descriptor is None else _ACCEPTED)
+        except BlockingIOError:
+            way.unaccepted = descriptor, request
+            self._loop.remove_reader(way.opened.fileno())
+            self._loop.add_writer(way.opened.fileno(), self._accept_later, way)
+        except OSError:
+            if descriptor is not None:
+                os.close(descriptor)  # The other worker keeps it.
+        else:
+            if descriptor is not None:
+                self._begin(descriptor, request)
+
+    def _accept_later(self, way: _Way) -> None:
+        assert way.unaccepted is not None
+        (descriptor, request), way.unaccepted = way.unaccepted, None
+        self._loop.remove_writer(way.opened.fileno())
+        self._loop.add_reader(way.opened.fileno(), self._receive, way)
+        self._accept(way, request, descriptor)
+
+    def _begin(self, descriptor: int, request: bytes) -> None:
+        task = self._loop.create_task(self._open(descriptor, request))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
+
+    async def _open(self, descriptor: int, request: bytes) -> None:
         connection = socket.socket(fileno=descriptor)
         connection.setblocking(False)
         try:
@@ -102,3 +177,17 @@ class HandOver:
         except OSError as error:
             connection.close()
             log.warning("a connection from another worker could not be accepted: %s", error)
+
+
+def _received(opened: socket.socket) -> tuple[bytes, int | None] | None:
+    """The next message with its descriptor; empty at the end, None if there is none yet."""
+    while True:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(opened, MOVED_MAX_BYTES, 1)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            continue  # It is reported once, before what the other worker had sent.
+        except OSError:
+            return b"", None
+        return message, descriptors[0] if descriptors else None
