@@ -17,7 +17,7 @@ from headwater.cluster import messages
 from headwater.cluster.handover import HandedConnection, HandOver
 from tests.cluster.workers import name_in, process_of
 from tests.serving import serve
-from tests.waiting import settled, wait_until
+from tests.waiting import connections_idle, wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 REQUEST = b"POST /v1/stream/s HTTP/1.1\r\n\r\n"
@@ -64,7 +64,7 @@ def run(scene: Callable[[Ends], Awaitable[None]]) -> None:
         ends.connect()
         await scene(ends)
         ends.close()
-        await settled()
+        await connections_idle()
         assert psutil.Process().num_fds() - before <= sum(map(len, ends.processed)), "descriptors are left"
 
     asyncio.run(main())
@@ -76,7 +76,7 @@ def test_accepted_connection_is_not_kept_when_the_other_worker_dies() -> None:
         ends.workers[1]._receive(ends.workers[1]._ways[0])
         ends.workers[1].disconnect(0)
         ends.workers[0].disconnect(1)
-        await settled()
+        await connections_idle()
         assert ends.processed == ([], [REQUEST])
 
     run(scene)
@@ -88,9 +88,9 @@ def test_connection_that_was_not_accepted_is_kept(first: int) -> None:
         requests = [b"%d" % number + REQUEST for number in range(3)]
         assert all(ends.move(request) for request in requests)
         ends.workers[first].disconnect(1 - first)
-        await settled()
+        await connections_idle()
         ends.workers[1 - first].disconnect(first)
-        await settled()
+        await connections_idle()
         assert ends.processed == (requests, [])
 
     run(scene)
@@ -108,9 +108,9 @@ def test_connection_for_which_the_other_worker_has_no_descriptor_is_kept(monkeyp
     async def scene(ends: Ends) -> None:
         monkeypatch.setattr(socket, "recv_fds", without_descriptor)
         assert ends.move()
-        await settled()
+        await connections_idle()
         monkeypatch.undo()
-        await settled()
+        await connections_idle()
         assert ends.processed == ([REQUEST], [])
 
     run(scene)
@@ -134,7 +134,7 @@ def test_connection_is_processed_when_its_acceptance_is_sent() -> None:
                 opened.recv(1)
             except BlockingIOError:
                 break
-        await settled()
+        await connections_idle()
         assert ends.processed == ([], [REQUEST])
 
     run(scene)

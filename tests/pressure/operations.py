@@ -20,8 +20,8 @@ from headwater.config import StorageSettings
 from headwater.core.buckets import stream_name
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
+from headwater.engine.open_storage import open_store
 from headwater.engine.quota import EngineLimits
-from headwater.engine.stores import open_store
 from tests.engine.seams import ManualClock, ManualScheduler
 from tests.http.raw import RawConnection, encode
 from tests.pressure.load import JSON, MIB, TEXT, Load, Operation, no_preparation
@@ -364,11 +364,11 @@ def expired_streams(directory: Path, share: float) -> None:
     engine = Engine(storage, clock, scheduler, EngineLimits())
     engine.start()
     engine.buckets.create("held", lambda _: None)
-    scheduler.settle()
+    scheduler.run_until_idle()
     for number in range(max(1, int(60_000 * share))):
         name = stream_name("held", f"{number:06d}")
         engine.create(CreateRequest(name, "text/plain", 30 * DAY_SECS, None, False, b""), lambda _: None)
-    scheduler.settle()
+    scheduler.run_until_idle()
     engine.stop()
 
 

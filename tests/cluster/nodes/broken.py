@@ -56,7 +56,7 @@ def acknowledges_what_it_can_read() -> None:
     """A commit without the confirmation of a standby counts if its row can be read on the primary."""
 
     def confirm(self: PostgresJournal, new: int) -> bool:
-        return self._position()[1] == new
+        return self._epoch_and_seq()[1] == new
 
     PostgresJournal._confirm = confirm  # type: ignore[method-assign]
 
