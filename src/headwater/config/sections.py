@@ -251,8 +251,9 @@ class LimitsSettings(SettingsSection):
     )
     max_request_bodies_bytes: Bytes = Field(
         268_435_456,
-        description="Memory for the request bodies of all connections; more is 503 with `Retry-After`. A snapshot"
-        " counts with at most 1 MiB, because it is written to disk while it arrives.",
+        description="Memory for the request bodies of all connections, and for pipelined requests that wait; more is"
+        " 503 with `Retry-After`. A snapshot counts with at most 1 MiB, because it is written to disk while it"
+        " arrives.",
     )
     max_unread_bytes: Bytes = Field(
         268_435_456,

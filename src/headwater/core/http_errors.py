@@ -76,7 +76,7 @@ class TooManyConnections(Refusal):
 
 
 class Overloaded(Refusal):
-    """The request bodies in memory have reached `limits.max_request_bodies_bytes`.
+    """The requests in memory have reached `limits.max_request_bodies_bytes`.
 
     Retry after `Retry-After` seconds.
     """

@@ -21,11 +21,13 @@ from headwater.engine.uploads import BlobUpload
 from headwater.http.body_receiver import BodyReceiver
 from headwater.http.context import Context
 from headwater.http.flow import (
+    FIELD_BYTES,
     PARSE_BYTES,
     PIPELINE_MAX_BYTES,
     PIPELINE_MAX_REQUESTS,
     POSTPONED_BYTES,
     QUEUE_FULL,
+    REQUEST_BYTES,
     TURN_BYTES,
     TURN_REQUESTS,
     UNPARSED,
@@ -35,7 +37,7 @@ from headwater.http.flow import (
 )
 from headwater.http.head_cache import KnownHead
 from headwater.http.headers import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, VARY_ENCODING, header, without_vary
-from headwater.http.parser import RequestParser
+from headwater.http.parser import RequestParser, overloaded
 from headwater.http.request import Request, UploadRequest
 from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseResponse, Repeat, Response, problem
 from headwater.http.routing import Router
@@ -76,6 +78,8 @@ _KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _END: Final = b"\r\n"
 _END_OF_HEAD: Final = b"\r\n\r\n"
+_SMALL_BYTES: Final = 16 * PIPELINE_MAX_REQUESTS
+"""Data that cannot have more requests than fit into the queue: each has a method, a target and a version."""
 
 
 class Connection(asyncio.Protocol):
@@ -84,6 +88,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_began_s",
         "_context",
+        "_counted_bytes",
         "_flow",
         "_is_last",
         "_is_proxied",
@@ -105,6 +110,7 @@ class Connection(asyncio.Protocol):
         "_turn_bytes",
         "_turn_is_due",
         "_unparsed",
+        "_waiting_bytes",
         "_writing",
     )
 
@@ -121,6 +127,11 @@ class Connection(asyncio.Protocol):
         self._flow = FlowControl()
         self._queue = _NO_REQUESTS
         self._queued_bytes = 0
+        """Memory of the queued requests."""
+        self._waiting_bytes = 0
+        """The part of it that no request has reserved."""
+        self._counted_bytes = 0
+        """Memory that is reserved for the queue and for the input that is not parsed yet."""
         self._known: KnownHead | None = None
         """The head of the last request, if that is cached."""
         self._unparsed = b""
@@ -173,6 +184,8 @@ class Connection(asyncio.Protocol):
             self._release(request)
         self._queue = _NO_REQUESTS
         self._unparsed = b""
+        self._queued_bytes = self._waiting_bytes = 0
+        self._count_waiting()
         self._drop_pieces()
         self._context.connections.discard(self)
         self._leave_namespace()
@@ -184,6 +197,7 @@ class Connection(asyncio.Protocol):
         if self._unparsed:
             self._unparsed += data
             self._flow.hold(UNPARSED)
+            self._count_waiting()
             return
         now_s = perf_counter()
         turns = self._context.turns
@@ -208,7 +222,7 @@ class Connection(asyncio.Protocol):
             if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
                 known = self._known = self._router.head_cache.remember(data, self._queue[0])
                 if known is not None:
-                    self._queued_bytes = 0
+                    self._queued_bytes = self._waiting_bytes = 0
                     self._answer(self._queue.popleft(), now_s, known)
         elif self._writing is LINGERING and self._context.connections.has_many_refused:
             # All received bytes were read, so closing does not reset the connection.
@@ -222,10 +236,15 @@ class Connection(asyncio.Protocol):
 
     def _postpone(self, data: bytes) -> None:
         """Keep received data for a turn, because this iteration of the event loop has no time left for requests."""
+        self._keep(data)
+        self._count_waiting()
+        self._schedule_turn()
+
+    def _keep(self, data: bytes) -> None:
+        """Keep input that cannot be parsed now."""
         self._unparsed = data
         if len(data) > POSTPONED_BYTES:
             self._flow.hold(UNPARSED)
-        self._schedule_turn()
 
     def _receive_bulk(self) -> None:
         """Receive the rest of a large body without the parser, if the transport can change its protocol."""
@@ -234,31 +253,55 @@ class Connection(asyncio.Protocol):
             BodyReceiver(self, self._transport, self._parser, self._flow, lambda: context.now_s, self._serve)
 
     def _feed(self, data: bytes) -> None:
-        """Parse received data; the rest of a large piece is parsed in later turns."""
+        """Parse a piece of received data; `_serve` parses the rest when the queue has space and the turn has time."""
         parser = self._parser
-        if len(data) <= PARSE_BYTES or parser.takes_bulk():
+        if parser.refusal is not None:
+            return
+        if self._flow.reasons & (QUEUE_FULL | UNREAD):
+            self._keep(data)
+            return
+        if len(data) <= _SMALL_BYTES and not self._queue:
             parser.feed(data, self._context.now_s)
             return
-        parser.feed(data[:PARSE_BYTES], self._context.now_s)
+        end = self._end_of_piece(data)
+        parser.feed(data[:end], self._context.now_s)
         if parser.takes_bulk():
-            parser.feed(data[PARSE_BYTES:], self._context.now_s)
-        elif parser.refusal is None:
-            self._unparsed = data[PARSE_BYTES:]
-            self._flow.hold(UNPARSED)
-            self._schedule_turn()
+            begin, end = end, end + parser.missing_bytes()
+            parser.feed(data[begin:end], self._context.now_s)
+        if parser.refusal is None and end < len(data):
+            self._keep(data[end:])
 
-    def _receive_rest(self) -> None:
-        """Receive what was kept for a turn."""
-        rest, self._unparsed = self._unparsed, b""
-        if self._transport.is_closing():
-            return
-        if not self._flow.reasons & UNPARSED:
-            self.data_received(rest)  # It is as it was received, so its head may be known.
-            return
-        self._feed(rest)
-        if not self._unparsed:
-            self._flow.release(UNPARSED)
-        self._serve()
+    def _end_of_piece(self, data: bytes) -> int:
+        """The end of a part of the data that has no more requests than fit into the queue."""
+        if self._parser.takes_bulk():
+            return self._parser.missing_bytes() or len(data)
+        space = PIPELINE_MAX_REQUESTS - len(self._queue)
+        # One request may have begun in earlier data; each other one ends at or after an empty line.
+        end = 0
+        for _ in range(space - 1):
+            found = data.find(_END_OF_HEAD, end, PARSE_BYTES)
+            if found < 0:
+                return PARSE_BYTES
+            end = found + len(_END_OF_HEAD)
+        return end
+
+    def _count_waiting(self) -> None:
+        """Reserve the memory of requests and input that wait, and refuse those that exceed the budget."""
+        unparsed = len(self._unparsed)
+        size = self._waiting_bytes + (unparsed if unparsed > POSTPONED_BYTES else 0)
+        budget = self._context.budget
+        if size > self._counted_bytes and not budget.take(size - self._counted_bytes):
+            self._unparsed = b""
+            while self._waiting_bytes > self._counted_bytes:
+                request = self._queue.pop()
+                self._queued_bytes -= request.waiting_bytes + request.reserved_bytes
+                self._waiting_bytes -= request.waiting_bytes
+                self._release(request)
+            self._parser.refuse(overloaded())
+            size = self._waiting_bytes
+        if size < self._counted_bytes:
+            budget.release(self._counted_bytes - size)
+        self._counted_bytes = size
 
     def eof_received(self) -> bool:
         # A half-closed client still gets the responses to its requests. A half-closed live reader has disconnected.
@@ -281,8 +324,20 @@ class Connection(asyncio.Protocol):
         if self._queue is _NO_REQUESTS:
             self._queue = deque()
         self._queue.append(request)
-        self._queued_bytes += len(request.body)
-        if len(self._queue) >= PIPELINE_MAX_REQUESTS or self._queued_bytes >= PIPELINE_MAX_BYTES:
+        self._queued_bytes += request.reserved_bytes
+        if self._writing is not IDLE or len(self._queue) > 1:
+            self._count_request(request)
+
+    def _count_request(self, request: Request) -> None:
+        """Count a request that has to wait for others."""
+        size = REQUEST_BYTES + len(request.target) + self._parser.head_bytes + FIELD_BYTES * len(request.headers)
+        if not request.reserved_bytes:
+            size += len(request.body)
+        request.waiting_bytes = size
+        self._waiting_bytes += size
+        self._queued_bytes += size
+        # One more may be complete before the parser returns.
+        if len(self._queue) >= PIPELINE_MAX_REQUESTS - 1 or self._queued_bytes >= PIPELINE_MAX_BYTES:
             self._flow.hold(QUEUE_FULL)
 
     def on_expect_continue(self) -> None:
@@ -423,26 +478,44 @@ class Connection(asyncio.Protocol):
 
         `now_s` is the time at which the turn was found to have time left, if that was just checked.
         """
-        if self._serving or self._turn_is_due:
+        if self._serving:
             return
         self._serving = True
         turns = self._context.turns
         left = TURN_REQUESTS
-        while self._queue and self._writing is IDLE and not self._flow.unread and not self._transport.is_closing():
+        while not self._turn_is_due and not self._transport.is_closing():
+            is_next = self._queue and self._writing is IDLE and not self._flow.unread
+            if not is_next and not (self._unparsed and self._has_space()):
+                break
             if left != TURN_REQUESTS or not now_s:
                 now_s = perf_counter()
                 if not left or self._turn_bytes >= TURN_BYTES or (now_s >= turns.ends_at_s and not turns.begin(now_s)):
                     self._schedule_turn()
                     break
             left -= 1
-            request = self._queue.popleft()
-            self._queued_bytes -= len(request.body)
-            self._answer(request, now_s)
+            if is_next:
+                request = self._queue.popleft()
+                self._queued_bytes -= request.waiting_bytes + request.reserved_bytes
+                self._waiting_bytes -= request.waiting_bytes
+                self._answer(request, now_s)
+            else:
+                rest, self._unparsed = self._unparsed, b""
+                self._feed(rest)
         self._serving = False
+        if self._flow.reasons and not self._unparsed:
+            self._flow.release(UNPARSED)
         if not self._queue:
             self._flow.release(QUEUE_FULL)
             if self._parser.refusal is not None and self._writing is IDLE and not self._transport.is_closing():
                 self._answer_refused(self._parser.refusal)
+        if self._waiting_bytes or self._counted_bytes or self._unparsed:
+            self._count_waiting()
+
+    def _has_space(self) -> bool:
+        """Whether more input may be parsed."""
+        if not self._queue:
+            self._flow.release(QUEUE_FULL)
+        return not self._flow.reasons & (QUEUE_FULL | UNREAD)
 
     def _answer_known(self, known: KnownHead, body: bytes, began_s: float) -> None:
         """Process a request whose head is cached, without the steps that depend only on the head."""
@@ -781,7 +854,9 @@ class Connection(asyncio.Protocol):
             self._send_pieces()
         elif self._live is not None:
             self._live.on_writable()
-        if self._unparsed:
-            self._receive_rest()
-        elif self._writing is IDLE:
+        if self._unparsed and not self._flow.reasons & UNPARSED:
+            # It may be as it was received, so that its head may be known.
+            data, self._unparsed = self._unparsed, b""
+            self.data_received(data)
+        elif self._unparsed or self._writing is IDLE:
             self._serve()

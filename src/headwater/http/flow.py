@@ -1,8 +1,8 @@
 """Flow control: when a socket is read, how much memory requests use, and how long responses occupy the event loop.
 
 A socket is not read while there is any reason: its responses are unread, its queue of pipelined requests is full, or an
-upload is ahead of the disk. The request bodies in memory share one budget. Long responses are sent in turns, and all
-turns of one iteration of the event loop share a time limit.
+upload is ahead of the disk. Request bodies, queued requests and input that waits share one budget. Long responses are
+sent in turns, and all turns of one iteration of the event loop share a time limit.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ BODY_TURN: Final = 16
 """Memory for more of a large body is being allocated, or the complete body is being processed."""
 
 PIPELINE_MAX_REQUESTS: Final = 32
-"""Requests of one connection that may be queued; beyond that the socket is not read."""
+"""Requests of one connection that may be queued; beyond that nothing is parsed and the socket is not read."""
 PIPELINE_MAX_BYTES: Final = 1024 * 1024
-"""Bytes of their bodies; beyond that the socket is not read."""
+"""Memory of their heads and bodies; beyond that nothing is parsed and the socket is not read."""
+REQUEST_BYTES: Final = 512
+"""Memory that a queued request counts with, beside its head and its body."""
+FIELD_BYTES: Final = 128
+"""Memory that each of its header fields counts with, beside its bytes."""
 PARSE_BYTES: Final = 32 * 1024
-"""Bytes that are parsed in one turn: they may contain thousands of chunks, header fields or requests."""
+"""Bytes that are parsed at a time: they may contain thousands of chunks or header fields."""
 TURN_REQUESTS: Final = 64
 """Requests of one connection that are processed in one turn."""
 TURN_BYTES: Final = 256 * 1024
@@ -72,7 +76,7 @@ class FlowControl:
 
 
 class ByteBudget:
-    """The budget for the request bodies of all connections in memory."""
+    """The budget for the requests of all connections in memory: large bodies, and whatever waits."""
 
     __slots__ = ("held", "limit")
 

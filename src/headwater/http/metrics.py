@@ -152,7 +152,7 @@ class ServerCollector(Collector):
             ("connections", "Open connections.", len(self._context.connections)),
             ("slow_readers_now", "Connections whose client does not read its response at the moment.", len(slow)),
             ("unread_response_bytes", "Memory for responses that clients have not read.", unread),
-            ("request_body_bytes", "Bytes of request bodies in memory.", self._context.budget.held),
+            ("request_body_bytes", "Bytes of request bodies and waiting requests.", self._context.budget.held),
             ("ready", "1 if the server accepts writes, otherwise 0.", int(engine.failure is None)),
         ):
             yield GaugeMetricFamily(f"headwater_{name}", text, value=value)

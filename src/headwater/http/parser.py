@@ -46,7 +46,7 @@ _NO_HEADERS: Final[dict[bytes, bytes]] = {}
 _VERSIONS: Final = frozenset(("1.1", "1.0"))
 _ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]+)(.*)", re.DOTALL)
 UNCOUNTED_BODY_BYTES: Final = 16 * 1024
-"""A body up to this size is not counted in the budget: the limit on connections limits their total."""
+"""A body up to this size is not counted in the budget, unless its request waits for others of its connection."""
 BODY_PROGRESS_BYTES: Final = 16
 """The read timeout restarts each time that this much of a body was received."""
 UPLOAD_PROGRESS_BYTES: Final = 64 * 1024
@@ -97,7 +97,6 @@ class RequestParser:
         "_bulk",
         "_check_head",
         "_chunked_quiet_bytes",
-        "_head_bytes",
         "_head_raw_bytes",
         "_headers",
         "_limits",
@@ -109,6 +108,7 @@ class RequestParser:
         "_sink",
         "_target",
         "_upgrading",
+        "head_bytes",
         "now_s",
         "refusal",
         "since_s",
@@ -136,7 +136,7 @@ class RequestParser:
         """Set when the head is complete."""
         self._target = b""
         self._headers = _NO_HEADERS
-        self._head_bytes = 0
+        self.head_bytes = 0
         """Bytes of the head that the parser has reported: the target and complete header lines."""
         self._head_raw_bytes = 0
         """Bytes of input that belong to this head, reported or not."""
@@ -184,6 +184,10 @@ class RequestParser:
         """Whether a body of known length follows, which is cheap to parse at any size."""
         return self.state is BODY and b"transfer-encoding" not in self._headers
 
+    def missing_bytes(self) -> int:
+        """The rest of a body of known length."""
+        return self._body_length() - self._body_bytes
+
     def refuse(self, refusal: Refusal) -> None:
         """Read no more requests; only the first refusal is kept."""
         if self.refusal is None:
@@ -228,7 +232,7 @@ class RequestParser:
             and self.upload is None
             and not self._upgrading
             and b"transfer-encoding" not in self._headers
-            and self._body_length() - self._body_bytes >= BULK_MIN_BYTES
+            and self.missing_bytes() >= BULK_MIN_BYTES
             and self._body_bytes * (BULK_AHEAD - 1) >= BULK_MIN_BYTES
             and self._prepare_bulk()
         )
@@ -255,7 +259,7 @@ class RequestParser:
             return False
         if self._prepare_bulk():
             return True
-        self.refuse(_overloaded())
+        self.refuse(overloaded())
         return False
 
     def _prepare_bulk(self) -> bool:
@@ -282,7 +286,7 @@ class RequestParser:
         self._message += 1
         self._method = self._target = b""
         self._headers = {}
-        self._head_bytes = self._head_raw_bytes = self._chunked_quiet_bytes = 0
+        self.head_bytes = self._head_raw_bytes = self._chunked_quiet_bytes = 0
         self._body = b""
         self._body_buffer = None
         self._body_bytes = self._progress_bytes = 0
@@ -294,8 +298,8 @@ class RequestParser:
             self.refuse(self._url_too_long())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self._limits.max_header_bytes:
+        self.head_bytes += len(name) + len(value)
+        if self.head_bytes > self._limits.max_header_bytes:
             self.refuse(self._headers_too_large())
             return
         if self.state is not HEAD:
@@ -354,7 +358,7 @@ class RequestParser:
         elif self._body_bytes > self._limits.max_body_bytes:
             self.refuse(self._body_too_large())
         elif self._body_bytes > UNCOUNTED_BODY_BYTES and not self._reserve(self._body_bytes):
-            self.refuse(_overloaded())
+            self.refuse(overloaded())
         else:
             self._add_to_body(body)
 
@@ -465,7 +469,7 @@ class RequestParser:
             # It waits in memory while the disk is slow.
             length = self._body_length() if b"content-length" in self._headers else FULL_BYTES
             if length > UNCOUNTED_BODY_BYTES and not self._reserve(min(length, FULL_BYTES)):
-                self.refuse(_overloaded())
+                self.refuse(overloaded())
                 return False
         return True
 
@@ -524,5 +528,5 @@ class RequestParser:
         return PayloadTooLarge(f"The body is larger than {limit} bytes (http.max_body_bytes); send several requests.")
 
 
-def _overloaded() -> Refusal:
-    return Overloaded("Too many request bodies are in memory; retry later.", (("Retry-After", "1"),))
+def overloaded() -> Refusal:
+    return Overloaded("Too many requests are in memory; retry later.", (("Retry-After", "1"),))

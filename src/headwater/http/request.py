@@ -19,6 +19,8 @@ class Request(msgspec.Struct, gc=False):
     keep_alive: bool
     reserved_bytes: int = 0
     """Bytes reserved for the body in the budget of all connections; released when the request is complete."""
+    waiting_bytes: int = 0
+    """Memory of the request that is not reserved, as it counts while the request is queued."""
     is_proxied: bool = False
     """Whether a trusted proxy sent it, so that its forwarding headers are used."""
 
