@@ -240,6 +240,26 @@ def test_worker_is_restarted_when_the_supervisor_has_descriptors_again(tmp_path:
         assert survivor in processes(server)
 
 
+def test_workers_are_connected_when_one_has_descriptors_again(tmp_path: Path) -> None:
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server:
+        names = [name_in(worker, 2) for worker in (0, 1)]
+        with _client(server) as client:
+            for name in names:
+                _create(client, name, "kept")
+        limited = process_of(server, 0)
+        soft, hard = limited.rlimit(psutil.RLIMIT_NOFILE)
+        limited.rlimit(psutil.RLIMIT_NOFILE, (3, hard))
+        try:
+            process_of(server, 1).kill()
+            server.wait_for_log("worker 0 cannot be connected to worker 1 yet: [Errno 24] Too many open files")
+        finally:
+            limited.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(8):
+            with _client(server) as client:
+                assert [_text(client, name) for name in names] == ["kept", "kept"]
+        assert process_of(server, 0) == limited
+
+
 def test_worker_that_is_stopped_while_it_recovers_is_replaced(tmp_path: Path) -> None:
     settings = {"DS_SERVER__WORKERS": "2", "DS_SERVER__WORKER_TIMEOUT_SECS": "1", **DURABLE}
     with serve(directory=tmp_path, **settings) as server, _client(server) as client:

@@ -43,6 +43,12 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     worker: int
 
 
+class NotConnected(msgspec.Struct, frozen=True, tag="not-connected"):
+    """From a worker that could not use such descriptors: connect it to the other worker again, a little later."""
+
+    worker: int
+
+
 class ConnectStandby(msgspec.Struct, frozen=True, tag="connect-standby"):
     """To the owner of a shard, with a descriptor: a connection to a standby of the same node, which serves reads."""
 
@@ -106,6 +112,7 @@ Message: TypeAlias = (
     | Ready
     | Failed
     | Connect
+    | NotConnected
     | ConnectStandby
     | ConnectReader
     | Serve

@@ -185,6 +185,8 @@ class WorkerSupervisor:
                     worker.is_drained = True
                 case messages.Failed() as failure:
                     worker.failure = failure
+                case messages.NotConnected(other):
+                    self._connect_at_s[_pair(worker, self._workers[other])] = time.monotonic() + CONNECT_RETRY_S
                 case messages.Warm():
                     worker.is_warm = True
                     self._on_warm(worker)

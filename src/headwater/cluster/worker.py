@@ -7,13 +7,14 @@ supervisor asks it to or has died.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -279,8 +280,8 @@ class ServingWorker:
                 case messages.Ping():
                     messages.send(self._control, messages.Pong())
                 case messages.Connect(worker):
-                    self._run(self._connect(worker, *descriptors))
-                case messages.ConnectStandby() | messages.ConnectReader():
+                    self._run(self._connect(worker, descriptors))
+                case messages.ConnectStandby() | messages.ConnectReader() if descriptors:
                     self._run(self._connect_local(message, *descriptors))
                 case messages.Serve():
                     self._serve.set()
@@ -297,6 +298,8 @@ class ServingWorker:
                     self._on_lease(lease)
                 case messages.TakeOver(epoch):
                     self._on_take_over(epoch)
+                case messages.ConnectStandby() | messages.ConnectReader():
+                    log.error("worker %d cannot be connected to a standby: too many open files", self._number)
                 case _:
                     raise AssertionError(f"unexpected message for a worker: {message}")
 
@@ -308,14 +311,27 @@ class ServingWorker:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, worker: int, descriptor: int, moves: int) -> None:
-        opened = socket.socket(fileno=descriptor)
-        opened.setblocking(False)
+    async def _connect(self, worker: int, descriptors: Sequence[int]) -> None:
+        """Connect to another worker: the descriptors are those for frames and for connections of clients."""
+        opened = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         peer = self._peers.connect(worker)
-        if self._hand_over is not None:
-            self._hand_over.connect(worker, socket.socket(fileno=moves))
-        await asyncio.get_running_loop().create_unix_connection(lambda: peer, sock=opened)
-        self._peers.connected(peer)
+        try:
+            if len(opened) < 2:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            frames, moves = opened
+            frames.setblocking(False)
+            if self._hand_over is not None:
+                self._hand_over.connect(worker, moves)
+            await asyncio.get_running_loop().create_unix_connection(lambda: peer, sock=frames)
+        except OSError as error:
+            log.error("worker %d cannot be connected to worker %d yet: %s", self._number, worker, error)
+            if self._hand_over is not None:
+                self._hand_over.disconnect(worker)
+            for end in opened:
+                end.close()
+            messages.send(self._control, messages.NotConnected(worker))
+        else:
+            self._peers.connected(peer)
 
 
 def _abort_connections(context: Context, worker: int) -> None:
