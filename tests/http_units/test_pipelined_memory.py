@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from bench.calls import KeptTransport, World, encode
+from bench.calls import KeptTransport, ServerHarness, encode
 
 from headwater.config import Settings, StorageSettings
-from headwater.engine.stores import open_store
+from headwater.engine.open_storage import open_store
 from headwater.http.connection import Connection
 from headwater.http.flow import FIELD_BYTES, PIPELINE_MAX_BYTES, PIPELINE_MAX_REQUESTS
 from headwater.http.request import Request
@@ -50,7 +50,7 @@ class Rig:
         settings = Settings(storage=StorageSettings(mode="memory"), limits={"max_request_bodies_bytes": budget})
         engine = build_engine(settings, open_store(settings.storage), loop)
         engine.start()
-        self.world = World(engine, build_context(settings, engine, None, loop, 10_000))
+        self.world = ServerHarness(engine, build_context(settings, engine, None, loop, 10_000))
         self.budget = self.world.context.budget
         self.deepest = 0
 
@@ -63,7 +63,7 @@ class Rig:
             on_request(request)
             self.deepest = max(self.deepest, len(connection._queue))
 
-        connection._parser._sink = Sink(connection, counted)  # type: ignore[assignment]
+        connection._parser._sink = Sink(connection, counted)
         return connection, transport
 
     async def wait(self) -> tuple[Connection, Transport]:

@@ -254,9 +254,9 @@ class Connection(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         """Parse a piece of received data; `_serve` parses the rest when the queue has space and the turn has time."""
-        parser = self._parser
-        if parser.refusal is not None:
+        if self._parser.refusal is not None:
             return
+        parser = self._parser
         if self._flow.reasons & (QUEUE_FULL | UNREAD):
             self._keep(data)
             return
