@@ -14,7 +14,7 @@ from headwater.stack.database import LocalPostgres, LocalPostgresError
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from tests.ports import free_port
 from tests.postgres.databases import interrupted
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 
 class KilledError(BaseException):
@@ -32,6 +32,9 @@ def prepared() -> Iterator[Callable[[], ReplicatedPostgres]]:
     def make() -> ReplicatedPostgres:
         for servers in made:
             servers.kill()
+            # The next ones do not know them, and Postgres does not start beside a process of its former run.
+            for left in (each for server in servers.servers for each in server._left_over):
+                left.wait(LIMIT_S)
         made.append(ReplicatedPostgres(directory, ports, sync=False))
         return made[-1]
 
@@ -76,7 +79,8 @@ def test_interrupted_copy_is_made_again(prepared: Callable[[], ReplicatedPostgre
 def test_start_without_the_database_is_continued(
     prepared: Callable[[], ReplicatedPostgres], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(_: LocalPostgres) -> None:
+    def killed(server: LocalPostgres) -> None:
+        server._as_superuser().close()
         raise KilledError
 
     with monkeypatch.context() as patch:
