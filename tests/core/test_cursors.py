@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.core.cursors import DIGITS_MAX, EPOCH_MS, JITTER_MAX_SECS, next_cursor
+from headwater.core.cursors import DIGITS_MAX, EPOCH_MS, JITTER_MAX_SECS, is_later, next_cursor
 
 INTERVAL_SECS = 20
 
@@ -110,3 +110,15 @@ def test_leading_zeros_of_a_cursor_are_ignored() -> None:
 def test_clock_before_the_epoch_still_gives_a_cursor() -> None:
     assert next_cursor(0, INTERVAL_SECS, None, 0.0) == "0"
     assert next_cursor(0, INTERVAL_SECS, "0", 0.0) == "1"
+
+
+@given(st.integers(min_value=0), st.integers(min_value=0))
+@example(9, 10)
+@example(10, 10)
+def test_cursors_are_compared_as_numbers(one: int, other: int) -> None:
+    assert is_later(str(one), str(other)) == (one > other)
+
+
+def test_cursors_of_more_digits_than_python_converts_are_compared() -> None:
+    assert is_later("9" * 6_000, "1")
+    assert not is_later("1", "9" * 6_000)

@@ -406,6 +406,19 @@ def test_t16_the_cursor_of_an_sse_reader_advances(lasting: Server, live: Stream)
         held = cursor
 
 
+@pytest.mark.parametrize("digits", [4_300, 5_000, 7_000])
+def test_cursor_of_very_many_digits_does_not_end_the_response(lasting: Server, live: Stream, digits: int) -> None:
+    """Python does not convert them to a number; the response used to end without the data."""
+    live.create("data")
+    with SseReader(lasting, live.name, query=f"&cursor={'9' * digits}") as events:
+        data, control = events.pair()
+        assert data.data == "data"
+        assert control["streamCursor"] == "9" * digits + "0"
+        live.append("more")
+        assert events.pair()[0].data == "more"
+    assert "Traceback" not in lasting.log()
+
+
 def test_long_backlog_is_sent_completely_and_in_order(lasting: Server, live: Stream) -> None:
     live.create()
     messages = [f"{number:05d}" + "x" * 20_000 for number in range(300)]

@@ -36,3 +36,8 @@ def next_cursor(now_ms: int, interval_secs: int, echoed: str | None, jitter: flo
         return str(current)
     step_secs = 1 + int(jitter * JITTER_MAX_SECS)
     return str(int(digits or 0) + max(1, step_secs // interval_secs))
+
+
+def is_later(cursor: str, other: str) -> bool:
+    """Whether one cursor of the server is later than another, without converting numbers of unlimited length."""
+    return (len(cursor), cursor) > (len(other), other)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
+from headwater.core.cursors import is_later
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.engine.cold_reads import ColdRead
@@ -368,7 +369,7 @@ class EventReader:
     def _next_cursor(self) -> str:
         """The current cursor, or the last one sent if that is ahead of it."""
         current = self._context.current_cursor
-        if current != self._cursor and int(current) > int(self._cursor):
+        if current != self._cursor and is_later(current, self._cursor):
             self._cursor = current
         return self._cursor
 
