@@ -445,6 +445,26 @@ def test_relayed_requests_use_the_headers_of_trusted_proxies_only(trusted: bool)
             assert all("client=" in line for line in lines), lines
 
 
+def test_limit_of_leases_holds_for_all_workers_together() -> None:
+    settings: dict[str, Any] = {"DS_SERVER__WORKERS": "2", "DS_LIMITS__MAX_LEASES": "1"}
+    with serve(**settings) as server, _client(server) as client:
+        names = [name_in(worker, 2) for worker in (0, 1)]
+
+        def lease(name: str, action: str) -> httpx.Response:
+            media_type = {"Content-Type": "application/vnd.headwater.lease+json"}
+            content = b'{"holder":"w","ttl_ms":600000}'
+            return client.post(f"/v1/stream/{name}?lease={action}", headers=media_type, content=content)
+
+        for name in names:
+            _create(client, name)
+        for first, second in (names, names[::-1]):
+            assert lease(first, "acquire").status_code == 200
+            refused = lease(second, "acquire")
+            assert (refused.status_code, refused.json().get("code")) == (413, "too_many_leases")
+            assert lease(first, "acquire").status_code == 200, "its terms can be replaced"
+            assert lease(first, "release").status_code == 204
+
+
 def test_quota_of_a_namespace_holds_for_all_workers_together() -> None:
     """Every response is followed at once by a request to another worker, which must know the usage."""
     with serve(DS_SERVER__WORKERS="3", DS_QUOTAS__MAX_BYTES="100") as server, _client(server) as client:

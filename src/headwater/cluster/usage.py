@@ -22,7 +22,7 @@ UNREPORTED: Final = 100
 """All workers together leave at most one part in so many of what is left of a limit unreported."""
 
 Counts: TypeAlias = tuple[int, ...]
-_NOTHING: Final = (0, 0, 0, 0, 0, 0)
+_NOTHING: Final = (0, 0, 0, 0, 0, 0, 0)
 _UNUSED: Final = NamespaceUsage()
 
 
@@ -42,6 +42,7 @@ class SharedUsage:
             sessions.limit,
             sessions.max_streams,
             sessions.max_streams,
+            engine.leases.max_leases,
         )
         self._sent: Counts = _NOTHING
         self._elsewhere: Counts = _NOTHING
@@ -56,7 +57,8 @@ class SharedUsage:
         peers.on_connected.append(self._report_to)
         peers.on_disconnected.append(self._forget)
         engine.quota.on_change = self._report
-        context.connections.on_change = sessions.on_change = engine.follows.on_change = self._on_change
+        context.connections.on_change = sessions.on_change = self._on_change
+        engine.follows.on_change = engine.leases.on_change = self._on_change
         if self._namespaces is not None:
             self._namespaces.on_change = self._on_namespace
         self._add_up()
@@ -98,6 +100,7 @@ class SharedUsage:
             len(context.follow_sessions),
             context.follow_sessions.named,
             context.engine.follows.cursors,
+            len(context.engine.leases),
         )
 
     def _usage_of(self, names: Iterable[str]) -> dict[str, Counts]:
@@ -154,6 +157,7 @@ class SharedUsage:
             sessions.elsewhere,
             sessions.named_elsewhere,
             context.engine.follows.elsewhere,
+            context.engine.leases.elsewhere,
         ) = self._elsewhere
         self._watch_bytes()
 

@@ -99,7 +99,10 @@ class WriterLease:
 class WriterLeases:
     def __init__(self, engine: LeaseHost, scheduler: Scheduler, max_leases: int, ttl_max_ms: int) -> None:
         self._engine = engine
-        self._max_leases = max_leases
+        self.max_leases: Final = max_leases
+        self.elsewhere = 0
+        """The number of leases in other workers of the server."""
+        self.on_change: Callable[[], None] | None = None
         self.ttl_max_ms: Final = ttl_max_ms
         self._alarms: Alarms[WriterLease] = Alarms(engine, scheduler, self._on_alarm)
         self._slices = Slices(scheduler)
@@ -144,9 +147,9 @@ class WriterLeases:
                 )
             if known.terms.holder != terms.holder and not take_over:
                 raise _held(known)
-        elif len(self._by_stream) >= self._max_leases:
+        elif len(self._by_stream) + self.elsewhere >= self.max_leases:
             raise TooManyLeases(
-                f"The server has {self._max_leases} writer leases, which is the limit (limits.max_leases); release"
+                f"The server has {self.max_leases} writer leases, which is the limit (limits.max_leases); release"
                 " leases"
                 " of writers that have finished, or raise it."
             )
@@ -156,6 +159,7 @@ class WriterLeases:
         self._engine.quota.check(0, document_bytes(lease.key, value))
         self._by_stream[stream.id] = lease
         self._alarms.set(lease)
+        self._changed()
         self._engine.put_document(lease.key, value, done, self._view(lease))
 
     def renew(self, name: str, holder: str) -> LeaseView:
@@ -168,11 +172,16 @@ class WriterLeases:
         """End a lease without ending the stream."""
         lease = self._held_by(name, holder)
         del self._by_stream[lease.stream_id]
+        self._changed()
         lease.until_ms = None
         self._engine.put_document(lease.key, None, done, None)
 
     def show(self, name: str) -> LeaseView:
         return self._view(self._lease_of(self._engine.look_up(name)))
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _writable_stream(self, name: str) -> LiveStream:
         if name in self._engine.server_streams:
@@ -274,6 +283,7 @@ class WriterLeases:
         if self._by_stream.get(lease.stream_id) is not lease:
             return
         del self._by_stream[lease.stream_id]
+        self._changed()
         lease.until_ms = None
         try:
             self._engine.put_document(lease.key, None, None, None)
