@@ -45,6 +45,7 @@ from headwater.http.states import (
     ANSWERED,
     BODY,
     CLOSE,
+    CLOSED,
     DONE,
     GO_LIVE,
     IDLE,
@@ -412,7 +413,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_slow_reader(self) -> bool:
         """Whether the client has not read its responses."""
-        return self._flow.unread
+        return self._flow.unread and self._writing is not CLOSED
 
     @property
     def unread_bytes(self) -> int:
@@ -428,6 +429,8 @@ class Connection(asyncio.Protocol):
         """Apply the timeouts of the connection. Called about twice a second."""
         context = self._context
         waited_s = now_s - self._since_s
+        if self._writing is CLOSED:
+            return  # It was lost since the check of all connections began.
         if self._flow.unread:
             if waited_s > context.limits.write_timeout_s:
                 context.metrics.slow_followers += 1

@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -20,7 +20,7 @@ from headwater.engine.subscriptions import Census, Subscriptions
 from headwater.http.access import AccessControl
 from headwater.http.compression import CompressedChunks
 from headwater.http.deadlines import Deadlines
-from headwater.http.flow import ByteBudget, Turns
+from headwater.http.flow import TURNS_S, ByteBudget, Turns
 from headwater.http.follow_sessions import FollowSessions
 from headwater.http.followed_events import LocalEvents, OpenEvents
 from headwater.http.forwarding import TrustedProxies
@@ -196,6 +196,8 @@ class Context:
         self.open_events: OpenEvents = partial(LocalEvents, engine)
         """Opens the events of a follower of many streams."""
         self.set_debug()
+        self._checks: Iterator[None] | None = None
+        """The rest of the connections whose timeouts are being checked."""
         self._cursor_interval_secs = cursor_interval_secs
         self.current_cursor = self.cursor(None)
         """The current cursor, updated about twice a second."""
@@ -255,18 +257,36 @@ class Context:
         self.now_s = self.loop.time()
         self.current_cursor = self.cursor(None)
         self.common_headers.set_date(time.time())
+        if self._checks is None:
+            self._checks = self._check_connections()
+            self._continue_checks()
+
+    def _continue_checks(self) -> None:
+        """Check connections for a few milliseconds: thousands of them may have to be closed together."""
+        checks, self._checks = self._checks, None
+        assert checks is not None
+        until_s = time.perf_counter() + TURNS_S
+        for _ in checks:
+            if time.perf_counter() >= until_s:
+                self._checks = checks
+                self.turns.schedule(self._continue_checks)
+                return
+
+    def _check_connections(self) -> Iterator[None]:
+        """Apply the timeouts of every connection. If all clients together have not read too much, disconnect those that
+        have not read for longest."""
         for connection in self.connections.all():
             connection.check_time(self.now_s)
-        self._cut_slow_readers()
-
-    def _cut_slow_readers(self) -> None:
-        """Disconnect the clients that have not read for longest, if all together have not read too much."""
+            yield
         slow = self.connections.slow_readers()
         excess = sum(connection.unread_bytes for connection in slow) - self.limits.max_unread_bytes
-        if excess > 0:
-            for connection in sorted(slow, key=lambda connection: connection.waits_since_s):
+        if excess <= 0:
+            return
+        for connection in sorted(slow, key=lambda connection: connection.waits_since_s):
+            if connection.is_slow_reader:
                 excess -= connection.unread_bytes
                 self.metrics.slow_followers += 1
                 connection.abort()
                 if excess <= 0:
-                    break
+                    return
+            yield
