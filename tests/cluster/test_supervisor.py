@@ -15,9 +15,9 @@ import pytest
 
 from headwater.cluster import messages, supervisor
 from headwater.cluster.shards import ShardMap
-from headwater.cluster.supervisor import CONNECT_RETRY_S, STARTING_FACTOR, TICK_S, WorkerSupervisor
+from headwater.cluster.supervisor import CONNECT_RETRY_S, STABLE_S, STARTING_FACTOR, TICK_S, WorkerSupervisor
 from headwater.cluster.worker import STARTING_S, ServingWorker, Starting, run_serving
-from headwater.config import Settings
+from headwater.config import Settings, StorageSettings
 
 WORKER_PID = 10**9
 
@@ -26,7 +26,7 @@ class IdleSupervisor(WorkerSupervisor):
     """Workers that send nothing."""
 
     def __init__(self, now_s: float, *, is_ready: bool = True, workers: int = 1) -> None:
-        settings = Settings()
+        settings = Settings(storage=StorageSettings(mode="file-durable"))
         super().__init__(settings, lambda: settings, ShardMap(16, workers), lambda _: settings)
         self.timeout_s = settings.server.worker_timeout_secs
         for worker in self._workers:
@@ -150,6 +150,30 @@ def test_workers_that_could_not_be_connected_are_connected_later(
     for pair in ends:
         for end in pair:
             end.close()
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "expected"),
+    [(True, [0.0, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]), (False, [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])],
+)
+def test_worker_that_dies_again_and_again_is_restarted_later_each_time(
+    clock: SimpleNamespace, is_ready: bool, expected: list[float]
+) -> None:
+    dying = IdleSupervisor(clock.now_s)
+    (worker,) = dying._workers
+
+    def delay() -> float:
+        worker.pid, worker.is_ready, worker.started_s = WORKER_PID, is_ready, clock.now_s
+        clock.now_s += 1
+        dying._on_death(worker)
+        assert worker.restart_at_s is not None
+        return worker.restart_at_s - float(clock.now_s)
+
+    assert [delay() for _ in expected] == pytest.approx(expected)
+    worker.pid, worker.is_ready, worker.started_s = WORKER_PID, True, clock.now_s
+    clock.now_s += STABLE_S
+    dying._on_death(worker)
+    assert worker.restart_at_s == clock.now_s
 
 
 def test_worker_is_not_killed_because_the_supervisor_was_stopped(

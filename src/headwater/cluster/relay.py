@@ -1,14 +1,15 @@
 """Relay a request to the worker that owns its stream, and the response back to the client.
 
 A relayed request is a live response of its connection: the owner's bytes are written to the client unchanged, in the
-connection's order. Only requests that were certainly not processed, and reads whose owner died before it responded, are
-retried. For any other request the connection is closed, as if the only server process had died.
+connection's order. Only requests that were certainly not processed are retried, and once those reads whose owner died
+before it responded. For any other request the connection is closed, as if the only server process had died.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ from headwater.http.states import IDLE, RELAYED, TAKE_REFUSED, WRITING
 
 MOVE_AFTER: Final = 16
 """Number of requests in a row for streams of one other worker after which a connection moves again."""
+RETRIES: Final = 1
+"""How often a read, or a question, is sent again because the worker that processed it died: it may be the cause."""
 MOVED_MAX_BYTES: Final = 32 * 1024
 """The largest request that a connection can be handed over with."""
 _NOT_RELAYED: Final = frozenset((b"expect", b"transfer-encoding", b"content-length"))
@@ -201,11 +204,13 @@ class Relay:
         self.hand_over: Callable[[int, int, bytes], bool] | None = None
         """Passes a connection (a descriptor) with a request to a worker."""
 
-    async def peer(self, worker: int) -> Peer:
+    async def peer(self, worker: int, until_s: float | None = None) -> Peer:
         """The connection to a worker; waits until it is connected. Raises a refusal if that takes too long."""
         found = self.peers.get(worker)
         if found is not None:
             return found
+        if until_s is None:
+            until_s = self.loop.time() + self.wait_s
         connected: asyncio.Future[None] = self.loop.create_future()
 
         def then() -> None:
@@ -214,22 +219,23 @@ class Relay:
 
         self.peers.wait(worker, then)
         try:
-            await asyncio.wait_for(connected, self.wait_s)
+            await asyncio.wait_for(connected, max(0.0, until_s - self.loop.time()))
         except TimeoutError:
             raise unavailable(worker, self.wait_s) from None
         finally:
             self.peers.leave(worker, then)
-        return await self.peer(worker)
+        return await self.peer(worker, until_s)
 
     async def ask(self, worker: int, question: str, arguments: object = None) -> Any:
         """Ask a worker (or this one), waiting if it is being restarted. Only for questions that may be repeated."""
-        while worker != self.peers.worker:
-            peer = await self.peer(worker)
-            try:
+        if worker == self.peers.worker:
+            return await self.peers.ask(worker, question, arguments)
+        until_s = self.loop.time() + self.wait_s
+        for _ in range(1 + RETRIES):
+            peer = await self.peer(worker, until_s)
+            with suppress(PeerLostError):
                 return await peer.ask(question, arguments)
-            except PeerLostError:
-                continue
-        return await self.peers.ask(worker, question, arguments)
+        raise unavailable(worker, 0)
 
     def to(self, worker: int, begin: int = frames.BEGIN) -> Handler:
         """The handler of requests that another worker processes."""
@@ -292,8 +298,8 @@ def begin_request(peer: Peer, client: TunnelClient, begin: int, origin: bytes, d
 class RelayedAnswer:
     """One request that another worker processes."""
 
-    __slots__ = ("_begin", "_channel", "_data", "_deadline", "_has_begun", "_is_safe", "_number", "_paused", "_peer",
-                 "_relay", "may_move", "worker")  # fmt: skip
+    __slots__ = ("_begin", "_channel", "_data", "_deadline", "_has_begun", "_is_safe", "_left_s", "_number", "_paused",
+                 "_peer", "_relay", "_retries", "may_move", "worker")  # fmt: skip
 
     def __init__(self, relay: Relay, worker: int, data: bytes, is_safe: bool, begin: int) -> None:
         self._relay = relay
@@ -307,6 +313,9 @@ class RelayedAnswer:
         self._has_begun = False
         self._paused = False
         self._deadline: Deadline | None = None
+        self._left_s: float | None = None
+        """How long it may still wait for the owner, once it has waited."""
+        self._retries = 0
         self.may_move = False
         """Whether the connection may be handed over to the worker instead."""
 
@@ -375,7 +384,12 @@ class RelayedAnswer:
         self._peer = None
         if self._is_safe and not self._has_begun and self._channel is not None:
             self._paused = False
-            self._send()
+            self._retries += 1
+            if self._retries <= RETRIES:
+                self._send()
+            else:
+                channel, self._channel = self._channel, None
+                channel.refuse(unavailable(self.worker, 0))
         else:
             self.on_cut()
 
@@ -391,12 +405,22 @@ class RelayedAnswer:
         if peer is None:
             relay.peers.wait(self.worker, self._retry)
             if self._deadline is None:
-                self._deadline = relay.deadlines.set(self._give_up)
+                self._deadline = self._wait()
             return
         self._peer = peer
         self._number = begin_request(peer, self, self._begin, channel.origin or channel.find_origin(), self._data)
 
+    def _wait(self) -> Deadline:
+        relay = self._relay
+        if self._left_s is None:
+            return relay.deadlines.set(self._give_up)
+        deadline = Deadline(relay.loop.time() + self._left_s, self._give_up)
+        relay.loop.call_at(deadline.at_s, lambda: deadline.action is not None and deadline.action())
+        return deadline
+
     def _retry(self) -> None:
+        if self._deadline is not None:
+            self._left_s = max(0.0, self._deadline.at_s - self._relay.loop.time())
         self._stop_waiting()
         if self._channel is not None:
             self._send()

@@ -38,7 +38,7 @@ CONNECT_RETRY_S: Final = 1.0
 STARTING_FACTOR: Final = 3
 """How many times longer a worker may be silent while it starts: a step of the recovery can occupy the interpreter."""
 STABLE_S: Final = 30.0
-"""A worker that served at least this long is restarted immediately when it dies."""
+"""A worker that served at least this long is restarted immediately when it dies; also at its first death."""
 STOP_S: Final = 5.0
 """Time to close the storage after the connections have ended."""
 
@@ -68,6 +68,8 @@ class WorkerProcess:
         self.last_answer_s = 0.0
         self.next_ping_s = 0.0
         self.restart_at_s: float | None = None
+        self.deaths = 0
+        """Since it served for a while."""
         self.backoff_s = 0.0
         self.failure: messages.Failed | None = None
 
@@ -284,9 +286,9 @@ class WorkerSupervisor:
                 raise
             if pid == 0:
                 self._become(worker.number, ours, theirs)
-        number, backoff_s = worker.number, worker.backoff_s
+        number, deaths, backoff_s = worker.number, worker.deaths, worker.backoff_s
         worker.__init__(number)  # type: ignore[misc]
-        worker.backoff_s = backoff_s
+        worker.deaths, worker.backoff_s = deaths, backoff_s
         worker.pid, worker.control = pid, ours
         worker.started_s = worker.last_answer_s = time.monotonic()
 
@@ -340,8 +342,11 @@ class WorkerSupervisor:
             )
         else:
             now_s = time.monotonic()
-            is_stable = was_ready and now_s - worker.started_s >= STABLE_S
-            worker.backoff_s = 0.0 if is_stable or (not worker.backoff_s and was_ready) else _longer(worker.backoff_s)
+            if was_ready and now_s - worker.started_s >= STABLE_S:
+                worker.deaths, worker.backoff_s = 0, 0.0
+            worker.deaths += 1
+            if worker.deaths > 1 or not was_ready:
+                worker.backoff_s = _longer(worker.backoff_s)
             worker.restart_at_s = now_s + worker.backoff_s
             reason = f": {worker.failure.message}" if worker.failure is not None else ""
             log.error("worker %d (process %d) died%s; it is restarted", worker.number, pid, reason)
