@@ -6,6 +6,7 @@ The backup of a cluster is a data directory too, so it can be restored into one,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -131,17 +132,28 @@ def _restore_into_cluster(settings: Settings, source: Path, *, replace: bool) ->
 @contextmanager
 def _held(store: StoreLocation) -> Iterator[None]:
     """Keep the files of the store unchanged: the running server defers deletions, or the directory is locked."""
-    from headwater.storage.filesystem import RealFilesystem
+    from headwater.storage.directory import LOCK_NAME
+    from headwater.storage.filesystem import AlreadyLockedError, RealFilesystem
     from headwater.storage.offline.families import locked
-    from headwater.storage.worker_stores import store_directories
+    from headwater.storage.worker_stores import read_worker_stores, store_directories
 
+    filesystem = RealFilesystem()
     with ExitStack() as held:
+        are_served = False
+        if read_worker_stores(store.directory) is not None:
+            try:
+                lock = filesystem.lock(store.directory / LOCK_NAME, f"{os.getpid()}\n")
+            except AlreadyLockedError:
+                are_served = True
+            else:
+                held.callback(lock.release)
         for directory in store_directories(store.directory):
-            server = held.enter_context(running_server(directory))
+            # The store of a worker that is being restarted must not be locked: the worker could not open it.
+            server = held.enter_context(running_server(directory, wait=are_served))
             if server is not None:
                 server.request("hold")
             else:
-                held.enter_context(locked(RealFilesystem(), directory))
+                held.enter_context(locked(filesystem, directory))
         yield
 
 

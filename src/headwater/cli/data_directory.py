@@ -128,12 +128,18 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(directory: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[RunningServer | None]:
-    """Connect to the server that has a directory open; yields None if there is none."""
+def running_server(
+    directory: Path, timeout_s: float = ANSWER_TIMEOUT_S, *, wait: bool = False
+) -> Iterator[RunningServer | None]:
+    """Connect to the server that has a directory open; yields None if there is none, with `wait` only after a while."""
     from headwater.storage import control_socket
 
     try:
         connection = control_socket.connect(directory, timeout_s)
+        until_s = time.monotonic() + timeout_s
+        while connection is None and wait and time.monotonic() < until_s:
+            time.sleep(0.05)
+            connection = control_socket.connect(directory, timeout_s)
     except OSError as error:
         raise CommandError(f"{directory / control_socket.NAME} cannot be opened: {error.strerror or error}") from None
     if connection is None:
