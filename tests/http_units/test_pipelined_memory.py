@@ -63,7 +63,7 @@ class Rig:
             on_request(request)
             self.deepest = max(self.deepest, len(connection._queue))
 
-        connection._parser._sink = Sink(connection, counted)  # type: ignore[assignment]
+        connection._parser._sink = Sink(connection, counted)
         return connection, transport
 
     async def wait(self) -> tuple[Connection, Transport]:
