@@ -9,17 +9,20 @@ import shutil
 import signal
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from headwater.cluster.start import start_server
-from headwater.config import ServerSettings, Settings, StorageSettings
+from headwater.cluster import start
+from headwater.cluster.shards import ShardMap
+from headwater.config import ServerSettings, Settings, StorageSettings, sections
 from headwater.core.records import Image
+from headwater.storage.directory import open_directory, set_shards
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.offline.check import check
-from headwater.storage.offline.families import locked, tools_of
+from headwater.storage.offline.families import TOOLS, locked, tools_of
 from headwater.storage.offline.interface import open_reader
 from headwater.storage.worker_stores import WORKERS_NAME, read_worker_stores, store_directories
 from tests.forking import forking_server
@@ -108,11 +111,37 @@ def test_refused_division_changes_nothing(tmp_path: Path) -> None:
     copied = root / "workers-1" / "00" / "packs"
     copied.mkdir(parents=True)
     before = sorted(root.rglob("*"))
-    settings = Settings(
-        server=ServerSettings(workers=2),
-        storage=StorageSettings.model_validate({"mode": "file-durable", "data_dir": root}),
-    )
+    settings = _settings(root, 2)
     with locked(RealFilesystem(), root), pytest.raises(StorageError, match="in use by process"):
-        start_server(settings, lambda: settings)
+        start.start_server(settings, lambda: settings)
     assert sorted(root.rglob("*")) == before
     assert read_worker_stores(root) is None
+
+
+@pytest.mark.parametrize(("shards", "expected"), [(None, 16), (16, 16), (40, 32), (1, 1)])
+def test_auto_is_limited_by_the_shards_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shards: int | None, expected: int
+) -> None:
+    if shards is not None:
+        open_directory(RealFilesystem(), tmp_path, "log").close()
+        set_shards(RealFilesystem(), tmp_path, shards)
+        with closing(TOOLS["log"].bulk_load(RealFilesystem(), tmp_path, shard_count=1, map_bytes=2**20)) as load:
+            load.finish()
+    workers: list[int] = []
+
+    def served(_settings: Settings, _load: object, shard_map: ShardMap, _of_worker: object) -> SimpleNamespace:
+        return SimpleNamespace(run=lambda: workers.append(shard_map.workers))
+
+    monkeypatch.setattr(start, "WorkerSupervisor", served)
+    monkeypatch.setattr(start, "run", lambda *_: workers.append(1))
+    monkeypatch.setattr(sections, "SYSTEM", SimpleNamespace(has_workers=True, processors=lambda: 32))
+    settings = _settings(tmp_path, 0)
+    caplog.set_level("INFO", "headwater.cluster")
+    start.start_server(settings, lambda: settings)
+    assert workers == [expected]
+    assert ("as there are shards" in caplog.text) == (expected < 32)
+
+
+def _settings(root: Path, workers: int) -> Settings:
+    storage = StorageSettings.model_validate({"mode": "file-durable", "data_dir": root})
+    return Settings(server=ServerSettings(workers=workers), storage=storage)

@@ -59,6 +59,8 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
     check_tier(settings.storage)
     if workers > 1 and not SYSTEM.has_workers:
         raise StorageError(f"server.workers is {workers}: this system can run one worker only (macOS). Set it to 1.")
+    if not settings.server.workers:
+        workers = _auto(settings, workers)
     if settings.storage.cold is None:
         check_not_tiered(root)
     else:
@@ -147,6 +149,15 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _auto(settings: Settings, processors: int) -> int:
+    """The number of workers for `auto`: each needs a shard."""
+    root = settings.storage.data_dir
+    shards = (None if settings.storage.mode == "memory" else shards_of(root)) or SHARDS_DEFAULT
+    if processors > shards:
+        log.info("--workers auto: %d of %d processors, as there are shards", shards, processors)
+    return min(processors, shards)
 
 
 def _check_count(workers: int, shards: int, where: str) -> None:

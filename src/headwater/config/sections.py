@@ -112,7 +112,8 @@ class ServerSettings(SettingsSection):
         1,
         ge=0,
         le=256,
-        description="Number of server processes, each the owner of some shards. `auto` (0): one per core.",
+        description="Number of server processes, each the owner of some shards. `auto` (0): one per core, if"
+        " there are as many shards.",
         json_schema_extra=takes("`auto`, or a whole number from 1 to 256"),
     )
     worker_timeout_secs: Seconds = Field(
