@@ -492,6 +492,57 @@ def pipelined_posts(load: Load) -> None:
             assert connection.response().status == 204
 
 
+def pipelined_200(load: Load, *targets: str, method: str = "GET") -> None:
+    """The same costly request 200 times in one segment, for each of these targets."""
+    for target in targets:
+        with load.connect() as connection:
+            connection.send(encode(method, target) * 200)
+            for _ in range(200):
+                assert connection.response(head=method == "HEAD").status == 200
+
+
+def searched(load: Load) -> None:
+    load.fill_json("/v1/stream/searched", load.size(50_000))
+
+
+def pipelined_finds(load: Load) -> None:
+    path = "/v1/stream/searched?offset=-1"
+    pipelined_200(load, f"{path}&find=nothing", f"{path}&find=0,0,0", f"{path}&frames=1")
+
+
+def finds_at_once(load: Load) -> None:
+    """One search on each of 60 connections, received together."""
+    wanted = encode("GET", "/v1/stream/searched?offset=-1&find=0,0,0")
+    with ExitStack() as opened:
+        searchers = [opened.enter_context(load.connect()) for _ in range(60)]
+        for searcher in searchers:
+            searcher.send(wanted)
+        for searcher in searchers:
+            assert searcher.response().status == 200
+
+
+def pipelined_fork_reads(load: Load) -> None:
+    path = f"/v1/stream/fork/{deepest(load)}?offset=-1"
+    pipelined_200(load, path, f"{path}&frames=1", f"{path}&find=q")
+    fork_reads(load)
+
+
+def pipelined_metrics(load: Load) -> None:
+    pipelined_200(load, "/metrics", method="HEAD")
+
+
+def timeouts(load: Load) -> None:
+    """Connections without a request, and with a part of one, that time out together."""
+    begun = (encode("GET", "/healthz"), b"POST /v1/stream/half HTTP/1.1\r\nHost: localhost\r\nContent-Le")
+    with ExitStack() as opened:
+        connections = [opened.enter_context(load.connect()) for _ in range(load.size(8_000))]
+        for number, connection in enumerate(connections):
+            connection.send(begun[number % 2])
+        for number, connection in enumerate(connections):
+            assert connection.response().status == (200, 408)[number % 2]
+            assert connection.ends()
+
+
 def header_fields(load: Load) -> None:
     """As many header fields as fit, repeatedly."""
     fields = {f"X{number}": "v" for number in range(2_500)}
@@ -593,7 +644,7 @@ def metrics(load: Load) -> None:
 
 
 HELD_MODE = "file-fast"
-"""A mode without other operations: their server would keep all expired streams."""
+"""A mode without other operations on streams: their server would keep all expired streams."""
 LARGE_MEMORY = {"DS_LIMITS__MAX_MEMORY_BYTES": str(4 * 1024 * MIB), "DS_LIMITS__MAX_STREAM_BYTES": "0"}
 COLD = {"DS_STORAGE__HOT_TAIL_BYTES": str(MIB), "DS_STORAGE__SEGMENT_BYTES": str(4 * MIB)}
 SMALL_SEGMENTS = {"DS_STORAGE__SEGMENT_BYTES": str(MIB), "DS_STORAGE__HOT_TAIL_BYTES": str(MIB)}
@@ -655,6 +706,20 @@ OPERATIONS: tuple[Operation, ...] = (
     _memory("glob-backlog", "2 patterns of `**/a/*/…` over 200 names", glob_backlog, many_long_names, share=0.2),
     _memory("pipelined-reads", "2,000 GETs of 30 kB in one segment, unread at first", pipelined, share=0.1),
     _memory("pipelined-appends", "2,000 appends in one segment", pipelined_posts, share=0.1),
+    _memory("pipelined-finds", "600 searches of 50,000 messages, 200 in one segment", pipelined_finds, searched, 0.1),
+    _memory("finds-at-once", "a search of 50,000 messages on each of 60 connections", finds_at_once, searched, 0.1),
+    _memory(
+        "pipelined-fork-reads", "600 reads of 1,000 forks, 200 in one segment", pipelined_fork_reads, fork_chain, 0.1
+    ),
+    _memory("pipelined-metrics", "200 HEADs of the metrics page in one segment", pipelined_metrics, share=1.0),
+    Operation(
+        "timeouts",
+        "8,000 connections that time out together",
+        timeouts,
+        mode=HELD_MODE,
+        settings={"DS_SERVER__IDLE_TIMEOUT_SECS": "3", "DS_SERVER__READ_TIMEOUT_SECS": "3"},
+        share=0.6,
+    ),
     _memory("header-fields", "2,500 header fields in each request", header_fields, share=0.2),
     Operation(
         "checkpoint-producers",
