@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from headwater.http.context import REFUSED_MAX
 from tests.http.certificates import Certificate, make_certificate
 from tests.http.protocol import Stream
-from tests.http.raw import RawConnection, connect, encode
+from tests.http.raw import ConnectionEnded, RawConnection, connect, encode
 from tests.http.sse_reader import SseReader
 from tests.serving import Server, serve
 from tests.waiting import wait_until
@@ -85,6 +87,80 @@ def test_client_that_does_not_trust_the_certificate_cannot_connect(secure: Serve
     with pytest.raises(ssl.SSLCertVerificationError):
         RawConnection(secure, tls=ssl.create_default_context())
     assert stream.http.get("/healthz").text == "ok"
+
+
+def descriptors(server: Server) -> int:
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+
+LIMIT = 20
+SILENT = 100
+BEYOND = REFUSED_MAX + 4
+"""Connections beyond the limit that may be open for a moment."""
+
+
+def healthy(server: Server, certificate: Certificate) -> bool:
+    try:
+        with RawConnection(server, tls=certificate.client_context()) as connection:
+            return connection.request("GET", "/healthz").status == 200
+    except (OSError, ConnectionEnded):
+        return False
+
+
+def test_handshakes_in_progress_count_as_connections_and_time_out(certificate: Certificate) -> None:
+    """Clients that connect and send nothing used to be accepted without a limit, and stayed for a minute."""
+    with (
+        serve(
+            DS_TLS__CERT_PATH=str(certificate.cert_path),
+            DS_TLS__KEY_PATH=str(certificate.key_path),
+            DS_SERVER__WORKERS="1",
+            DS_SERVER__MAX_CONNECTIONS=str(LIMIT),
+            DS_SERVER__READ_TIMEOUT_SECS="2",
+        ) as server,
+        ExitStack() as stack,
+    ):
+        assert healthy(server, certificate)
+        before = descriptors(server)
+        silent = [stack.enter_context(connect(server)) for _ in range(SILENT)]
+        wait_until(lambda: "the limit is server.max_connections" in server.log())
+        wait_until(lambda: descriptors(server) <= before + LIMIT + BEYOND)
+        assert not healthy(server, certificate), "all places are taken"
+        assert all(connection.ends(within_secs=10) for connection in silent)
+        wait_until(lambda: healthy(server, certificate))
+        assert server.log().count("the limit is server.max_connections") == 1, "once per minute"
+
+
+def test_handshakes_of_clients_that_leave_are_not_counted(certificate: Certificate) -> None:
+    with serve(
+        DS_TLS__CERT_PATH=str(certificate.cert_path),
+        DS_TLS__KEY_PATH=str(certificate.key_path),
+        DS_SERVER__WORKERS="1",
+        DS_SERVER__MAX_CONNECTIONS=str(LIMIT),
+        DS_SERVER__READ_TIMEOUT_SECS="600",
+    ) as server:
+        for _ in range(3):
+            with ExitStack() as stack:
+                for _ in range(LIMIT + REFUSED_MAX):
+                    stack.enter_context(connect(server))
+                wait_until(lambda: not healthy(server, certificate))
+            wait_until(lambda: healthy(server, certificate))
+
+
+def test_connections_beyond_the_limit_get_503_over_tls(certificate: Certificate) -> None:
+    with (
+        serve(
+            DS_TLS__CERT_PATH=str(certificate.cert_path),
+            DS_TLS__KEY_PATH=str(certificate.key_path),
+            DS_SERVER__WORKERS="1",
+            DS_SERVER__MAX_CONNECTIONS="3",
+        ) as server,
+        ExitStack() as stack,
+    ):
+        tls = certificate.client_context()
+        opened = [stack.enter_context(RawConnection(server, tls=tls)) for _ in range(3)]
+        assert all(connection.request("GET", "/healthz").status == 200 for connection in opened)
+        with RawConnection(server, tls=tls) as connection:
+            assert connection.response().status == 503
 
 
 def test_old_tls_versions_are_refused(secure: Server, certificate: Certificate) -> None:

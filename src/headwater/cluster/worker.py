@@ -62,7 +62,7 @@ from headwater.http.server import (
     open_telemetry,
     sweep,
 )
-from headwater.http.tls import build_tls
+from headwater.http.tls import build_tls, handshake_timeout_s
 from headwater.storage.interface import StorageError
 
 if TYPE_CHECKING:
@@ -206,6 +206,8 @@ class ServingWorker:
             self._peers.on_disconnected.append(self._hand_over.disconnect)
             relay.hand_over = self._hand_over.send
             tls = build_tls(settings)
+            if tls is not None:
+                tls.has_space = context.connections.has_space
             self._reloader.attach(context, tls)
             loop.add_reader(self._control.fileno(), self._on_control)
             messages.send(self._control, messages.Hello(await self._begin(engine, store)))
@@ -216,7 +218,11 @@ class ServingWorker:
             await _either(self._serve, self._stop)
             keep_responsive(loop)
             server = await loop.create_server(
-                lambda: RelayingConnection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
+                lambda: RelayingConnection(context, router, relay),
+                sock=self._listening,
+                ssl=tls,
+                ssl_handshake_timeout=handshake_timeout_s(settings),
+                backlog=BACKLOG,
             )
             if telemetry is not None:
                 telemetry.start(ServerCollector(context).collect)

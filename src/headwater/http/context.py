@@ -133,6 +133,10 @@ class OpenConnections:
         """Whether so many connections beyond the limit are open that descriptors for further ones may be missing."""
         return len(self._open) + self.elsewhere > self.limit + REFUSED_MAX
 
+    def has_space(self, beginning: int) -> bool:
+        """Whether one more connection is accepted beside those open and `beginning`, if only for its refusal."""
+        return len(self._open) + self.elsewhere + beginning < self.limit + REFUSED_MAX
+
     def discard(self, connection: OpenConnection) -> None:
         self._most = max(self._most, len(self._open))
         self._open.discard(connection)

@@ -44,7 +44,7 @@ from headwater.http.metrics import ServerCollector
 from headwater.http.origins import Hosts, Origins
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
-from headwater.http.tls import build_tls, load_tls_files, tls_files_error
+from headwater.http.tls import build_tls, handshake_timeout_s, load_tls_files, tls_files_error
 from headwater.telemetry import request_id, set_up_logging
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ async def serving(
         )
         router = Router(ROUTES)
         tls = build_tls(settings)
+        if tls is not None:
+            tls.has_space = context.connections.has_space
         if reloader is not None:
             reloader.attach(context, tls)
         if on_recovered is not None:
@@ -177,6 +179,7 @@ async def serving(
             settings.server.host,
             settings.server.port,
             ssl=tls,
+            ssl_handshake_timeout=handshake_timeout_s(settings),
             backlog=BACKLOG,
             reuse_address=True,
         )
