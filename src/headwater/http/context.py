@@ -33,8 +33,8 @@ log = logging.getLogger("headwater.http")
 SHRINK_MIN: Final = 1_000
 """The set of connections is made again if it had more than this many and most have ended."""
 REFUSED_MAX: Final = 16
-"""Refused connections that stay open until their clients have read the response. There are descriptors for as many and
-some more (see `descriptors`); without one, a client gets no response at all."""
+"""Connections beyond the limit, TLS handshakes among them, that stay open until their clients have read the refusal.
+There are descriptors for as many and some more (see `descriptors`); without one, a client gets no response at all."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
