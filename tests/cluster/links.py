@@ -85,7 +85,7 @@ class LinkedWorkers:
             self._port = self._port or listening.getsockname()[1]
             ours, theirs = messages.pair()
             worker = ServingWorker(
-                self._settings, Reloader(lambda: self._settings), number, ShardMap(16, 2), listening, theirs
+                self._settings, Reloader(lambda: self._settings), number, ShardMap(16, 2), [listening], theirs
             )
             self.workers.append(worker)
             self._controls.append(ours)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import cast
 
@@ -174,6 +174,26 @@ def test_worker_that_dies_again_and_again_is_restarted_later_each_time(
     clock.now_s += STABLE_S
     dying._on_death(worker)
     assert worker.restart_at_s == clock.now_s
+
+
+def test_every_address_of_the_host_is_served_on_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.2", 0)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0)),
+        (-1, socket.SOCK_STREAM, 0, "", ("unknown", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    listening = supervisor._bind(Settings())
+    with ExitStack() as opened:
+        for bound in listening:
+            opened.enter_context(bound)
+        addresses = [bound.getsockname()[:2] for bound in listening]
+        assert addresses == [(host, addresses[0][1]) for host in ("127.0.0.1", "127.0.0.2", "::1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[-1:])
+    with pytest.raises(OSError, match="not supported"):
+        supervisor._bind(Settings())
 
 
 def test_worker_is_not_killed_because_the_supervisor_was_stopped(

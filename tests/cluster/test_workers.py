@@ -445,6 +445,25 @@ def test_relayed_requests_use_the_headers_of_trusted_proxies_only(trusted: bool)
             assert all("client=" in line for line in lines), lines
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_addresses_that_are_served_do_not_depend_on_the_number_of_workers(workers: str) -> None:
+    """`::` is IPv6 only, and each address of a name is served."""
+    with serve(DS_SERVER__WORKERS=workers, DS_SERVER__HOST="::", DS_SERVER__ALLOWED_HOSTS="*") as server:
+        with socket.create_connection(("::1", server.port)):
+            """It is served."""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+    found = {family for family, *_ in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+    with serve(DS_SERVER__WORKERS=workers, DS_SERVER__HOST="localhost") as server:
+        listening = [
+            opened
+            for process in (psutil.Process(server.pid), *processes(server))
+            for opened in process.net_connections()
+            if opened.status == psutil.CONN_LISTEN
+        ]
+        assert {opened.family for opened in listening} == found
+
+
 def test_limit_of_leases_holds_for_all_workers_together() -> None:
     settings: dict[str, Any] = {"DS_SERVER__WORKERS": "2", "DS_LIMITS__MAX_LEASES": "1"}
     with serve(**settings) as server, _client(server) as client:

@@ -1,4 +1,4 @@
-"""The supervisor of the workers: holds the listening socket, starts, watches, restarts and stops them.
+"""The supervisor of the workers: holds the listening sockets, starts, watches, restarts and stops them.
 
 It processes no requests itself, so it has little that can fail or stall. A worker that died is restarted; one that does
 not respond for a while is killed first, so a shard never has two owners. In `memory` mode the death of a worker ends
@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from headwater.cluster import messages
@@ -123,7 +123,7 @@ class WorkerSupervisor:
                 if worker.is_running:
                     os.kill(worker.pid, signal.SIGKILL)
                     os.waitpid(worker.pid, 0)
-            self._listening.close()
+            self._close_listening()
             signal.set_wakeup_fd(-1)
         if self._failure is not None:
             raise self._failure
@@ -235,7 +235,7 @@ class WorkerSupervisor:
             warn_of_loss(self._settings)
             warn_of_exposure(self._settings)
             log.info("%d workers share %d shards", self._map.workers, self._map.shards)
-            announce(self._settings, address_of(self._settings, self._listening.getsockname()[1]))
+            announce(self._settings, address_of(self._settings, self._listening[0].getsockname()[1]))
 
     def _send(self, worker: WorkerProcess, message: messages.Message, descriptors: Sequence[int] = ()) -> bool:
         return worker.control is not None and messages.send(worker.control, message, descriptors)
@@ -381,9 +381,13 @@ class WorkerSupervisor:
             log.info("draining %d workers", self._map.workers)
             self._drain_until_s = time.monotonic() + self._settings.server.drain_timeout_secs
             # New connections are refused as soon as the workers have closed it too.
-            self._listening.close()
+            self._close_listening()
             for worker in self._workers:
                 self._send(worker, messages.Drain())
+
+    def _close_listening(self) -> None:
+        for listening in self._listening:
+            listening.close()
 
     def _advance_stop(self, now_s: float) -> None:
         if self._drain_until_s is not None and self._stop_until_s is None:
@@ -400,21 +404,29 @@ class WorkerSupervisor:
             self._stop_until_s = now_s + STOP_S
 
 
-def _bind(settings: Settings) -> socket.socket:
-    """The listening socket. All workers accept from it, so the first idle worker gets a connection."""
-    host, port = settings.server.host, settings.server.port
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
-        listening.setblocking(False)
-    except BaseException:
-        listening.close()
-        raise
+def _bind(settings: Settings) -> list[socket.socket]:
+    """One listening socket for each address of the host, with the same port. All workers accept from them, so the first
+    idle worker gets a connection."""
+    port, listening, unsupported = settings.server.port, list[socket.socket](), OSError("The host has no address")
+    found = socket.getaddrinfo(settings.server.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with ExitStack() as opened:
+        for family, kind, protocol, _, (host, _, *scope) in dict.fromkeys(found):
+            try:
+                bound = opened.enter_context(socket.socket(family, kind, protocol))
+            except OSError as error:
+                unsupported = error  # The system may have another family.
+                continue
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind((host, port, *scope))
+            port = bound.getsockname()[1]
+            bound.listen(BACKLOG)
+            bound.setblocking(False)
+            listening.append(bound)
+        opened.pop_all()
+    if not listening:
+        raise unsupported
     return listening
 
 

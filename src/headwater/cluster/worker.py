@@ -80,7 +80,7 @@ def run_worker(
     load: Callable[[], Settings],
     number: int,
     shard_map: ShardMap,
-    listening: socket.socket,
+    listening: Sequence[socket.socket],
     control: socket.socket,
 ) -> int:
     """Serve until the supervisor says stop; returns the exit code. `settings` has the data directory of the worker."""
@@ -133,7 +133,7 @@ class ServingWorker:
         reloader: Reloader,
         number: int,
         shard_map: ShardMap,
-        listening: socket.socket,
+        listening: Sequence[socket.socket],
         control: socket.socket,
     ) -> None:
         self._settings = settings
@@ -217,20 +217,24 @@ class ServingWorker:
             self.starting.end()
             await _either(self._serve, self._stop)
             keep_responsive(loop)
-            server = await loop.create_server(
-                lambda: RelayingConnection(context, router, relay),
-                sock=self._listening,
-                ssl=tls,
-                ssl_handshake_timeout=handshake_timeout_s(settings),
-                backlog=BACKLOG,
-            )
+            servers = [
+                await loop.create_server(
+                    lambda: RelayingConnection(context, router, relay),
+                    sock=listening,
+                    ssl=tls,
+                    ssl_handshake_timeout=handshake_timeout_s(settings),
+                    backlog=BACKLOG,
+                )
+                for listening in self._listening
+            ]
             if telemetry is not None:
                 telemetry.start(ServerCollector(context).collect)
             self._abort = partial(_abort_connections, context, self._number)
             repeated = [asyncio.create_task(sweep(context)), asyncio.create_task(usage.run())]
             await _either(self._drain, self._stop)
             context.draining = True
-            server.close()
+            for server in servers:
+                server.close()
             for connection in context.connections.all():
                 connection.drain()
             relayed.drain()

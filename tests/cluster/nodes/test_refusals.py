@@ -19,7 +19,7 @@ class Node:
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=REFUSED_MAX)
         self.listening.setblocking(False)
         self.selector = selectors.DefaultSelector()
-        self.refusals = Refusals(self.listening, self.selector)
+        self.refusals = Refusals([self.listening], self.selector)
         self.refusals.turn(0.0, should_refuse=True)
 
     def turn(self) -> bool:
@@ -68,15 +68,16 @@ def test_many_clients_neither_stop_the_other_work_nor_use_all_descriptors(node: 
         client.close()
 
 
-def test_supervisor_without_a_free_descriptor_continues(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    class Exhausted:
-        def accept(self) -> tuple[socket.socket, object]:
-            raise OSError(errno.EMFILE, "Too many open files")
+def test_supervisor_without_a_free_descriptor_continues(
+    node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def accept(_listening: socket.socket) -> tuple[socket.socket, object]:
+        raise OSError(errno.EMFILE, "Too many open files")
 
-    listening, node.refusals._listening = node.refusals._listening, Exhausted()  # type: ignore[assignment]
     with node.client() as client:
-        node.turn()
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(socket.socket, "accept", accept)
+            node.turn()
         assert "Too many open files" in caplog.text
-        node.refusals._listening = listening
         node.turn()
         assert client.recv(12) == b"HTTP/1.1 503"

@@ -335,7 +335,7 @@ def test_standby_that_becomes_the_owner_while_a_reader_is_connected_has_no_conne
         control, ended = messages.pair()
         settings, lease = Settings(), messages.ShardLease(0.0, {})
         worker = NodeWorker(
-            settings, Reloader(lambda: settings), 0, ShardMap(2, 2), ours, control, epoch=None, lease=lease, host=""
+            settings, Reloader(lambda: settings), 0, ShardMap(2, 2), [ours], control, epoch=None, lease=lease, host=""
         )
         connecting = asyncio.create_task(worker._connect_local(messages.ConnectReader(1), theirs.detach()))
         await asyncio.sleep(0)

@@ -145,7 +145,7 @@ class NodeSupervisor(WorkerSupervisor):
         if not self._has_announced:
             self._has_announced = True
             warn_of_exposure(self._settings)
-            announce(self._settings, address_of(self._settings, self._listening.getsockname()[1]))
+            announce(self._settings, address_of(self._settings, self._listening[0].getsockname()[1]))
 
     def _fails_start(self, worker: WorkerProcess) -> bool:
         return False  # It may be the shard of another node by now, or its next attempt succeeds.

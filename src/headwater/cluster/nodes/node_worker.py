@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from headwater.cluster import messages
@@ -51,7 +52,7 @@ class NodeWorker(ServingWorker):
         reloader: Reloader,
         shard: int,
         shard_map: ShardMap,
-        listening: socket.socket,
+        listening: Sequence[socket.socket],
         control: socket.socket,
         *,
         epoch: int | None,

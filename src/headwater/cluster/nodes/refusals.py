@@ -11,7 +11,9 @@ import logging
 import selectors
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -29,7 +31,7 @@ ACCEPTED_MAX: Final = 64
 
 
 class Refusals:
-    def __init__(self, listening: socket.socket, selector: selectors.BaseSelector) -> None:
+    def __init__(self, listening: Sequence[socket.socket], selector: selectors.BaseSelector) -> None:
         self._listening = listening
         self._selector = selector
         self._is_refusing = False
@@ -39,17 +41,18 @@ class Refusals:
         """Begin or stop to refuse, and close the connections whose time has passed."""
         if should_refuse != self._is_refusing:
             self._is_refusing = should_refuse
-            if should_refuse:
-                self._selector.register(self._listening, selectors.EVENT_READ, self._on_client)
-            else:
-                self._selector.unregister(self._listening)
+            for listening in self._listening:
+                if should_refuse:
+                    self._selector.register(listening, selectors.EVENT_READ, partial(self._on_client, listening))
+                else:
+                    self._selector.unregister(listening)
         while self._refused and self._refused[0][0] <= now_s:
             self._refused.pop(0)[1].close()
 
-    def _on_client(self) -> None:
+    def _on_client(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_MAX):
             try:
-                client, _address = self._listening.accept()
+                client, _address = listening.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
