@@ -19,6 +19,7 @@ from headwater.cluster.relay import MOVE_AFTER
 from headwater.cluster.shards import ShardMap
 from headwater.cluster.supervisor import STARTING_FACTOR
 from tests.cluster.workers import name_in, process_of, processes, wait_for_restart
+from tests.http.protocol import offset
 from tests.http.sse_reader import SseReader
 from tests.http.subscribing import Subscription
 from tests.serving import Server, serve
@@ -300,6 +301,13 @@ def test_streams_of_a_dead_worker_are_503_after_a_bounded_wait_and_others_are_se
                     # The default is 10 s.
                     assert 0.4 < time.monotonic() - began_s < 9
                     assert _text(other, here) == "here"
+                # A large snapshot is refused at once, before its body is sent.
+                names = (f"bucket{number}" for number in range(99))
+                bucket = next(name for name in names if ShardMap(16, 2).owner_of_bucket(name) == 1)
+                refused = other.put(f"/ds/{bucket}/log/snapshot/{offset(0, 0)}", content=b"x" * 300_000)
+                assert (refused.status_code, refused.json()["code"]) == (503, "worker_unavailable")
+                assert "is being restarted" in refused.json()["detail"], "it did not wait"
+                assert int(refused.headers["retry-after"]) >= 1
                 not_ready = other.get("/readyz")
                 assert (not_ready.status_code, "worker 1" in not_ready.text) == (503, True)
                 assert _sample(other, 'headwater_worker_up{worker="1"}') == 0
@@ -388,6 +396,19 @@ def test_directory_of_an_earlier_release_has_one_shard(tmp_path: Path) -> None:
     _refused(tmp_path, "2", "headwater store copy --worker-shards")
     with serve(directory=tmp_path, **DURABLE) as server, _client(server) as client:
         assert _text(client, "old") == "data"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_directories_of_an_earlier_stack_are_refused_with_the_command_that_joins_them(
+    tmp_path: Path, workers: str
+) -> None:
+    (tmp_path / "shard-00").mkdir()
+    (tmp_path / "shard-01").mkdir()
+    with (
+        pytest.raises(AssertionError, match=r"join them with\W+`headwater store join-shards`"),
+        serve(directory=tmp_path, DS_SERVER__WORKERS=workers, DS_STORAGE__DATA_DIR=".", **DURABLE),
+    ):
+        pass
 
 
 def test_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +54,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """The number of shards into which its streams can be divided between workers. Older directories have one."""
 
 
+_STACK_SHARD: Final = re.compile(r"shard-\d+")
 _formats: Final = msgspec.json.Decoder(Format)
 
 
@@ -154,7 +156,7 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
             raise StorageError(
                 f"Directory {path} is not a Headwater data directory (it has no {FORMAT_NAME} file) and is not empty:"
                 f" it contains {', '.join(unknown_names[:3])}{', …' if len(unknown_names) > 3 else ''}."
-                " Give an empty or a new directory as data_dir."
+                f" {new_directory_advice(names)}"
             )
         if not create:
             raise StorageError(
@@ -172,6 +174,16 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
     # The process that wrote the file may have been killed before it could sync its name.
     filesystem.sync_directory(path)
     return found
+
+
+def new_directory_advice(names: Iterable[str]) -> str:
+    """What to do about a directory that has these names, and is not a data directory."""
+    if any(_STACK_SHARD.fullmatch(name) for name in names):
+        return (
+            "Its shard directories belong to a stack of an earlier release: join them with"
+            " `headwater store join-shards`, and give the result as data_dir."
+        )
+    return "Give an empty or a new directory as data_dir."
 
 
 def _read_format(filesystem: Filesystem, path: Path) -> Format:

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from headwater.storage import control_socket
-from headwater.storage.directory import FOREIGN_NAMES, FORMAT_NAME, LOCK_NAME, NEW_SUFFIX, lock_directory
+from headwater.storage.directory import (
+    FOREIGN_NAMES,
+    FORMAT_NAME,
+    LOCK_NAME,
+    NEW_SUFFIX,
+    lock_directory,
+    new_directory_advice,
+)
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal_location import RECORD_NAME, moved_journals, remove_journals
@@ -73,7 +80,7 @@ def check_is_new(root: Path) -> None:
         raise StorageError(
             f"Directory {root} is not a Headwater data directory and is not empty: it contains"
             f" {', '.join(unknown_names[:3])}{', …' if len(unknown_names) > 3 else ''}."
-            " Give an empty or a new directory as data_dir."
+            f" {new_directory_advice(unknown_names)}"
         )
 
 
