@@ -72,7 +72,7 @@ test-fast: $(VENV)/.dev ## Run the tests of the server and its client, about two
 .PHONY: test-long
 test-long: setup lint ## Run all tests, including those that take minutes
 	$(BIN)/python -m pytest --long --timeout 1800 --durations=20 $(PYTEST_ARGS)
-	$(BIN)/python -m pytest --workers 2 --timeout 1800 tests/ui tests/spark/test_source_stream.py tests/spark/test_sink.py
+	$(BIN)/python -m pytest --workers 2 --timeout 1800 tests/http tests/ui tests/spark/test_source_stream.py tests/spark/test_sink.py
 	$(BIN)/python -m pytest --cluster --timeout 1800 tests/http tests/ui tests/spark/test_source_stream.py tests/spark/test_sink.py
 
 .PHONY: lint

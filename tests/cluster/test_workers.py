@@ -162,6 +162,17 @@ def test_listing_has_the_streams_of_all_workers() -> None:
         assert {stream["name"] for stream in changed} == {f"listed{number:02}" for number in range(12)}
 
 
+@pytest.mark.parametrize("mode", ["memory", "file-durable", "acid"])
+def test_one_worker_is_one_process(tmp_path: Path, mode: str) -> None:
+    """Also with a directory that was divided between several before."""
+    settings: dict[str, Any] = {"DS_STORAGE__MODE": mode}
+    for workers in ("1",) if mode == "memory" else ("1", "2", "1"):
+        with serve(directory=tmp_path, DS_SERVER__WORKERS=workers, **settings) as server, _client(server) as client:
+            client.put("/v1/stream/kept", headers=TEXT, content=b"kept").raise_for_status()
+            assert _text(client, "kept") == "kept"
+            assert len(psutil.Process(server.pid).children(recursive=True)) == (2 if workers == "2" else 0)
+
+
 def test_killed_worker_is_restarted_with_everything_that_it_acknowledged(tmp_path: Path) -> None:
     with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server, _client(server) as client:
         names = [name_in(worker, 2) for worker in (0, 1)]

@@ -13,10 +13,11 @@ import pytest
 from tests.crash.wire import Client, Lost, NotSent, Reply
 from tests.crash.workload import Violation
 from tests.pressure.clients import answered
-from tests.pressure.disruptions import ACKS_MIN, DISRUPTIONS, run_disruptions
+from tests.pressure.disruptions import ACKS_MIN, DISRUPTIONS, OF_WORKERS, run_disruptions
 from tests.pressure.history import History, Operation, Producer, check
 
 ROUNDS_LONG = 120
+WORKER_ROUNDS_LONG = 100
 WITHOUT_PROMISE = {"file-fast": {"full", "failing_disk", "no_space"}}
 """Disruptions after which a mode guarantees nothing."""
 
@@ -33,13 +34,17 @@ def test_history_is_valid_after_disruptions(tmp_path: Path, mode: str, long: boo
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mode", ["file-durable", pytest.param("acid", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", ["file-durable", "acid"])
 def test_history_is_valid_after_the_death_of_workers(tmp_path: Path, mode: str, long: bool) -> None:
-    """kill -9 and SIGSTOP of random workers, and of the supervisor with all of them."""
+    """kill -9 and SIGSTOP of random workers, and, besides these, of the supervisor with all of them."""
     seed = time.time_ns() % 10**9 if long else 20_264
-    names = ["kill_worker", "stop_worker", "kill_worker", "kill", "cut"]
-    disruptions = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
+    generator = random.Random(seed)
+    both = list(OF_WORKERS)
+    of_workers = generator.choices(both, k=WORKER_ROUNDS_LONG) if long else [*both, *both, "kill_worker"]
+    disruptions = of_workers + ["kill", "cut"] * (10 if long else 1)
+    generator.shuffle(disruptions)
     counts = asyncio.run(run_disruptions(tmp_path, mode, disruptions, seed, workers=2))
+    assert sum(counts[name] for name in OF_WORKERS) == len(of_workers)
     for what in ("append", "read", "tail", "create", "delete", "events", "work appended"):
         assert counts[what] > len(disruptions), f"too few {what} for a check: {counts}"
     assert counts["acks"] > ACKS_MIN, f"too few acks for a check: {counts}"
