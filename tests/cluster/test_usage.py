@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -23,13 +24,19 @@ from tests.waiting import async_wait_until
 def test_usage_is_reported_when_it_changes_and_forgotten_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "EVERY_S", 0.001)
     reports: list[int] = []
-    send = Peer.report
+    comparisons: Counter[SharedUsage] = Counter()
+    send, usage_of_worker = Peer.report, SharedUsage._usage
 
     def report(peer: Peer, used: tuple[int, ...]) -> None:
         reports.append(peer.worker)
         send(peer, used)
 
+    def compare(shared: SharedUsage) -> tuple[int, ...]:
+        comparisons[shared] += 1
+        return usage_of_worker(shared)
+
     monkeypatch.setattr(Peer, "report", report)
+    monkeypatch.setattr(SharedUsage, "_usage", compare)
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
@@ -46,8 +53,12 @@ def test_usage_is_reported_when_it_changes_and_forgotten_with_its_worker(monkeyp
             assert engine.quota.content_elsewhere == tunnelled.engine.quota.content_bytes
             assert tunnelled.engine.quota.content_elsewhere == 0
             count = len(reports)
-            for _ in range(20):
-                await asyncio.sleep(usage.EVERY_S)
+            comparisons.clear()
+            await async_wait_until(
+                lambda: [comparisons[one] for one in shared],
+                lambda counts: min(counts) >= 20,
+                what="20 comparisons of the usage at each worker",
+            )
             assert len(reports) == count, "an idle worker reports nothing"
             tunnelled.close()
             await async_wait_until(lambda: engine.quota.content_elsewhere == 0, what="the end of the other worker")

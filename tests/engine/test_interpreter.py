@@ -66,4 +66,5 @@ def test_handles_of_many_callbacks_at_once_are_freed(loop: asyncio.AbstractEvent
 
 
 def run_pending(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
