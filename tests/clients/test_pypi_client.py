@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -22,10 +21,12 @@ from durable_streams import (
     stream,
 )
 
+from tests.http.watching import wait_for_live_readers, wait_for_sample
 from tests.offsets import offset_text
 from tests.serving import Server, serve
 
 LiveMode = Literal["long-poll", "sse"]
+HOUR_S = 3600
 LIVE_MODES: list[LiveMode] = ["long-poll", "sse"]
 
 
@@ -40,6 +41,17 @@ def brief() -> Iterator[Server]:
 def patient() -> Iterator[Server]:
     """A server that keeps event streams open for a minute: the asynchronous client does not reconnect when they end."""
     with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def moving_server() -> Iterator[Server]:
+    """A server that ends a long-poll, but no idle connection, when the test lets an hour pass."""
+    with serve(
+        moving_time=True,
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS=str(HOUR_S),
+        DS_SERVER__IDLE_TIMEOUT_SECS=str(100 * HOUR_S),
+    ) as running:
         yield running
 
 
@@ -226,12 +238,16 @@ def test_events_carry_the_offset_to_resume_from(url: str, live: LiveMode) -> Non
     assert got == numbers(0, 30)
 
 
-def test_long_poll_reader_survives_the_servers_timeouts(url: str) -> None:
+def test_long_poll_reader_survives_the_servers_timeouts(moving_server: Server, stream_name: Callable[[], str]) -> None:
+    url = moving_server.stream_url(stream_name())
     with DurableStream.create(url, content_type="application/json", batching=False) as handle:
 
         def write() -> None:
             for message in numbers(0, 3):
-                time.sleep(1.3)
+                wait_for_live_readers(moving_server, "long-poll", 1)
+                moving_server.pass_time(HOUR_S)
+                wait_for_sample(moving_server, "requests_total{operation=long-poll,status=204}", message["n"] + 1)
+                wait_for_live_readers(moving_server, "long-poll", 1)
                 handle.append(message)
 
         writer = in_background(write)
