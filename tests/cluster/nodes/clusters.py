@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from headwater.cluster.nodes.schema import connect
-from headwater.cluster.nodes.status import cluster_status
+from headwater.cluster.nodes.status import ShardStatus, cluster_status
 from headwater.cluster.shards import ShardMap
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from tests.cluster.nodes.node_network import NodeNetwork
@@ -129,6 +129,21 @@ class RunningCluster:
             int(str(shard)): str(owner).partition("#")[0] if owner is not None and address is not None else None
             for shard, owner, address in rows
         }
+
+    def shard(self, shard: int) -> ShardStatus:
+        with connect(self.postgres.url, "test") as connection:
+            return cluster_status(connection).shards[shard]
+
+    def wait_for_turns(self, count: int) -> None:
+        """Until each node has begun and completed this many turns, in which it renews its leases and takes shards."""
+
+        def turns() -> dict[str, int]:
+            with connect(self.postgres.url, "test") as connection:
+                return dict(connection.execute("SELECT name, beats FROM headwater.node").fetchall())  # type: ignore[arg-type]
+
+        # The current turn may have begun before, and the last one is completed when the next one begins.
+        ends = {f"node-{number}": turns()[f"node-{number}"] + count + 1 for number in self.nodes}
+        wait_until(turns, lambda now: all(now[name] >= end for name, end in ends.items()), what=f"{count} turns")
 
     def wait_until_shared(self, *numbers: int) -> None:
         """Until these nodes, and no others, have all shards, each has its part, and all of them answer."""
