@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import operator
 import os
 import subprocess
 import sys
-import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from headwater.storage.offline.families import tools_of
 from headwater.storage.offline.interface import CopyFile
 from tests.storage.acid.crash_child import SHARDS, decode_batch
 from tests.storage.acid.driver import Driver, messages_of, open_acid, state_of
+from tests.waiting import wait_until
 
 
 def lines_of(said: Path) -> list[str]:
@@ -58,6 +60,11 @@ def acks_in(said: Path) -> int:
     return sum(line.startswith("ack") for line in lines_of(said))
 
 
+def acks_of(process: subprocess.Popen[bytes], said: Path) -> int:
+    assert process.poll() is None
+    return acks_in(said)
+
+
 def copy_live(home: Path, count: int) -> list[tuple[int, Path]]:
     """Take copies of a store in use, each with the number of batches acknowledged when it was requested."""
     said = home / "said"
@@ -72,10 +79,7 @@ def copy_live(home: Path, count: int) -> list[tuple[int, Path]]:
     try:
         for number in range(count):
             wanted = 20 * (number + 1)
-            while acks_in(said) < wanted:
-                assert process.poll() is None
-                time.sleep(0.005)
-            acknowledged = acks_in(said)
+            acknowledged = wait_until(partial(acks_of, process, said), partial(operator.le, wanted), what="acks")
             take_backup(home / "store", home / f"copy-{number}")
             asked.append((acknowledged, home / f"copy-{number}"))
             assert tools_of(home / "store").live_parts(RealFilesystem(), home / "store")["used_bytes"] > 0
@@ -103,20 +107,19 @@ def has_wrong_copy(home: Path) -> bool:
 
 def test_copy_with_a_journal_older_than_its_shards_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def journal_first(filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
-        """Copy the journal and its mark, and a moment later the shards."""
+        """Copy the journal and its mark, and the shards when the next checkpoint has updated them."""
         root = source / "acid"
         manifest = read_manifest(root)
         mark = read_mark(root, manifest)
         filesystem.make_directory(target / "log")
         copy_journal(filesystem, source / "log", target / "log", mark.segment, copy_file)
-        time.sleep(0.1)
+        wait_until(lambda: read_mark(root, manifest) != mark, what="a checkpoint")
         monkeypatch.setattr(offline, "copy_journal", lambda *_: None)
         copy_once(filesystem, source, target, copy_file)
         monkeypatch.setattr(offline, "copy_journal", copy_journal)
 
     copy_once = offline._copy_once
     monkeypatch.setattr(offline, "_copy_once", journal_first)
-    # A copy is wrong only if a checkpoint was made in that moment.
     assert any(has_wrong_copy(tmp_path / str(attempt)) for attempt in range(30))
 
 
