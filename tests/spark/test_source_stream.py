@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from headwater.spark.options import source_options
 from headwater.spark.source import HeadwaterSource
 from headwater.spark.stream_reader import MicroBatchReader
+from tests import waiting
+from tests.http.watching import samples
 from tests.measured import least
 from tests.serving import Server
 from tests.spark.querying import follow, run, start, wait_until
@@ -74,11 +75,22 @@ def test_lag_matches_sparks_progress(
     assert json.loads(batches[-1]["sources"][0]["endOffset"])[source]["offset"] == streams.tail(source)
 
 
-def requests_so_far(server: Server, streams: Streams) -> float:
-    page = streams.http.get(f"{server.url}/metrics").text
-    counts = re.findall(r"^headwater_(?:http_)?requests_total\{[^}]*\} (\S+)$", page, re.MULTILINE)
-    assert counts, f"no count of requests in:\n{page}"
-    return sum(float(count) for count in counts)
+ENDED = "headwater_requests_total{operation=list_changes,status=204}"
+"""Long-polls for changes that ended without one."""
+
+
+def requests_so_far(server: Server) -> dict[str, float]:
+    """The completed requests by operation and status, without those for metrics."""
+    found = {name: count for name, count in samples(server).items() if name.startswith("headwater_requests_total{")}
+    return {name: count for name, count in found.items() if "operation=metrics," not in name}
+
+
+def requests_after(server: Server, ended: float) -> tuple[dict[str, float], float]:
+    """The completed requests when more than this many long-polls have ended, and the time."""
+    found = waiting.wait_until(
+        lambda: requests_so_far(server), lambda found: found.get(ENDED, 0) > ended, what="a long-poll ends", every_s=0.1
+    )
+    return found, time.monotonic()
 
 
 def test_running_query_picks_up_new_streams_and_waits_without_polling(
@@ -95,14 +107,15 @@ def test_running_query_picks_up_new_streams_and_waits_without_polling(
         streams.append(f"{family}/one", [4])
         wait_until(lambda: len(streams.raw(target)) == 4, "the new message of the first stream is copied", query)
 
-        def requests_in_4_s() -> float:
-            before = requests_so_far(roomy_server, streams)
-            time.sleep(4.0)
-            return requests_so_far(roomy_server, streams) - before - 1
+        def requests_per_s() -> float:
+            """From the end of one long-poll to the end of the second after it."""
+            before, began_s = requests_after(roomy_server, requests_so_far(roomy_server).get(ENDED, 0))
+            after, ended_s = requests_after(roomy_server, before[ENDED] + 1)
+            return (sum(after.values()) - sum(before.values())) / (ended_s - began_s)
 
         # The first measurement may see the end of the last batch.
-        idle = least(requests_in_4_s, 13)
-        assert idle <= 12, f"{idle} requests in 4 idle seconds; three long-polls of 2 s each make 6"
+        idle = least(requests_per_s, 3)
+        assert idle <= 3, f"{idle} requests in an idle second; a long-poll of 2 s makes 0.5"
     finally:
         query.stop()
     assert sorted(streams.messages(target)) == [1, 2, 3, 4]
