@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.ports import free_port
 from tests.serving import server_environment
+from tests.waiting import wait_until
 
 WORDS = ["a", "durable", "stream", "remembers", "every", "token", "that", "was", "written", "to", "it"]
 
@@ -64,12 +64,11 @@ def serving(root: str, read_root: str | None = None) -> Iterator[str]:
 
 
 def wait_until_answers(port: int) -> None:
-    until = time.monotonic() + 60
-    while True:
+    def answers() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
         except OSError:
-            assert time.monotonic() < until, "the application does not listen"
-            time.sleep(0.02)
-        else:
-            return
+            return False
+        return True
+
+    wait_until(answers, what="the application listens")

@@ -14,6 +14,7 @@ import pytest
 
 from headwater import AsyncClient
 from tests.serving import Server
+from tests.waiting import async_wait_until
 
 # The SDK is imported in the tests: it takes a second, and every process of the tests imports this module.
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ async def mcp_client(url: str, prefix: str) -> AsyncIterator[httpx.AsyncClient]:
         serving = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
         async with manager.run():
             task = asyncio.create_task(serving.serve())
-            while not serving.started:  # noqa: ASYNC110 - uvicorn has no event for it
-                await asyncio.sleep(0.01)
+            await async_wait_until(lambda: serving.started, what="the start of uvicorn")
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
                 yield http
             serving.should_exit = True

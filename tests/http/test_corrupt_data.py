@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,9 @@ import httpx
 import pytest
 
 from tests.http.protocol import Stream, assert_problem
-from tests.serving import serve
+from tests.http.watching import samples
+from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 PAGE_BYTES = 4096
 MESSAGES = 4000
@@ -29,15 +29,13 @@ def damage(pack: Path) -> None:
     pack.write_bytes(data)
 
 
-def wait_until_saved(http: httpx.Client, memory_bytes_max: int) -> None:
+def wait_until_saved(server: Server, memory_bytes_max: int) -> None:
     """Wait until checkpoints have moved all but this much from memory into packs."""
-    for _ in range(3000):
-        found = re.search(r"^headwater_storage_memory_bytes (\S+)$", http.get("/metrics").text, re.MULTILINE)
-        assert found is not None
-        if float(found[1]) <= memory_bytes_max:
-            return
-        time.sleep(0.02)
-    raise AssertionError("no checkpoint within a minute")
+    wait_until(
+        lambda: samples(server)["headwater_storage_memory_bytes"],
+        lambda found: found <= memory_bytes_max,
+        what="the memory after a checkpoint",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stream, 
         for _ in range(3):
             stream.append(body)
         ranges = stream.get(offset="-1", splits=8).json()["ranges"]
-        wait_until_saved(http, len(body) * 3 // 2)
+        wait_until_saved(server, len(body) * 3 // 2)
     found = packs(directory)
     assert found, "the data was saved to packs"
     for pack in found:
