@@ -1,5 +1,6 @@
 """Rules of the source tree that no single module can check: no import cycles, one meaning for each class name, one
-convention for exceptions, errors that say what to do, decoders that are made at import, and positions with a unit."""
+convention for exceptions, errors that say what to do, decoders that are made at import, positions with a unit, and
+tests that do not sleep."""
 
 from __future__ import annotations
 
@@ -252,3 +253,88 @@ def test_position_without_unit_is_found() -> None:
     assert unnamed_units(ast.parse("def cut(index, byte_position): ...")) == [1]
     assert unnamed_units(ast.parse("cut = run.index, run.byte_position")) == [1]
     assert unnamed_units(ast.parse("end_index, end_position = cut(message_index, byte_position)")) == []
+
+
+MAY_SLEEP = {
+    "the helper, in which other tests wait": ("waiting",),
+    "polls itself, with its own limit or in a coroutine": (
+        "ai.test_durable_response",
+        "cluster.links",
+        "crash.small_disk",
+        "kills.drivers",
+        "pressure.stalls",
+        "shapes.many_readers",
+        "spark.connect_job",
+    ),
+    "load: clients and faults at random times, or in a rhythm": (
+        "client.test_round_trip",
+        "cluster.nodes.faults",
+        "cluster.nodes.tables",
+        "cluster.test_links",
+        "crash.killable_server",
+        "crash.stream_clients",
+        "crash.stream_lifecycles",
+        "crash.subscription_workload",
+        "crash.test_kill_nine",
+        "crash.workload",
+        "docs.pictures",
+        "http.test_subscription_restarts",
+        "kills.services",
+        "kills.trial",
+        "pressure.clients",
+        "pressure.disruptions",
+        "pressure.fuzz",
+        "pressure.operations",
+        "pressure.soak",
+        "spark.test_cluster",
+        "storage.acid.test_kill",
+    ),
+    "retry: a client pauses after a failed request": (
+        "cluster.nodes.test_cluster",
+        "http.test_cold_reads",
+        "kills.feeding",
+        "pressure.load",
+        "shapes.serving",
+        "stack.test_up",
+    ),
+    "delay: slow on purpose, because that is what is tested": (
+        "ai.test_mcp",
+        "cluster.test_supervisor",
+        "crash.faults",
+        "engine.test_loop_lag",
+        "http.test_large_bodies",
+        "pressure.faults",
+        "spark.copy_job",
+        "storage.acid.crash_child",
+        "storage.slow_start",
+        "test_telemetry",
+    ),
+    "measurement: the use of a resource over a time": ("conftest", "pressure.many_connections", "pressure.probe"),
+}
+"""The test modules that sleep, by reason. All others wait for an event with `tests.waiting`, or move the clock."""
+
+
+def sleeps(tree: ast.AST) -> list[int]:
+    """The lines that sleep for a time. A sleep of 0 only lets the event loop continue."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "sleep"]
+    return [call.lineno for call in found if [ast.unparse(delay) for delay in call.args] != ["0"]]
+
+
+def test_only_known_tests_sleep() -> None:
+    tests = Path(__file__).parent
+    found = {
+        ".".join(path.relative_to(tests).with_suffix("").parts): lines
+        for path in tests.rglob("*.py")
+        if "node_modules" not in path.parts and (lines := sleeps(ast.parse(path.read_text())))
+    }
+    known = [module for modules in MAY_SLEEP.values() for module in modules]
+    assert len(known) == len(set(known))
+    assert found.keys() == set(known), found
+
+
+def test_sleep_is_found() -> None:
+    assert sleeps(ast.parse("time.sleep(0.1)")) == [1]
+    assert sleeps(ast.parse("async def test():\n    await asyncio.sleep(every_s)")) == [2]
+    assert sleeps(ast.parse("sleep(secs=1)")) == [1]
+    assert sleeps(ast.parse("asyncio.sleep(0)\ntime.monotonic()")) == []
