@@ -210,7 +210,7 @@ def test_lease_ends_while_the_machine_is_suspended(connection: Connection, monke
     settings, (control, ended) = Settings(), messages.pair()
     lease = messages.ShardLease(standing.until_s, {})
     worker = NodeWorker(
-        settings, Reloader(lambda: settings), 0, ShardMap(1, 1), ended, control, epoch=1, lease=lease, host=""
+        settings, Reloader(lambda: settings), 0, ShardMap(1, 1), [ended], control, epoch=1, lease=lease, host=""
     )
     assert worker._is_ours()
     suspended_s += 60.0
