@@ -233,6 +233,8 @@ FIXED_LIMITS = {
         "TURN_REQUESTS",
         "TURN_BYTES",
         "TURNS_S",
+        "QUICK_S",
+        "QUICK_TURNS",
     ),
     "http.context": ("REFUSED_MAX",),
     "http.parser": ("UNCOUNTED_BODY_BYTES", "BULK_AHEAD", "BODY_PROGRESS_BYTES", "UPLOAD_PROGRESS_BYTES"),

@@ -14,7 +14,7 @@ from headwater.config import Settings, StorageSettings
 from headwater.engine.open_storage import open_store
 from headwater.http.connection import Connection
 from headwater.http.context import Context
-from headwater.http.flow import TURNS_S, Turns
+from headwater.http.flow import QUICK_TURNS, TURNS_S, Turns
 from headwater.http.headers import OK
 from headwater.http.paths import Address
 from headwater.http.request import Request
@@ -45,11 +45,15 @@ class Costly(ServerHarness):
         self.handled = 0
 
     def _compute(self, context: Context, request: Request, address: Address) -> Response:
-        ends_at = time.perf_counter() + COSTLY_S
-        while time.perf_counter() < ends_at:
-            pass
+        _compute(COSTLY_S)
         self.handled += 1
         return Response(OK, b"", b"%d" % self.handled)
+
+
+def _compute(seconds: float) -> None:
+    ends_at = time.perf_counter() + seconds
+    while time.perf_counter() < ends_at:
+        pass
 
 
 GET = encode("GET", "/healthz")
@@ -117,6 +121,63 @@ def test_client_is_served_at_once_while_pipelined_requests_of_others_wait_for_th
             assert answers(transport) == count
         assert any(answers(others) < DEPTH for _, others in clients), "they were not ahead"
         await most_of_an_iteration(world, clients, DEPTH)
+
+    run(test())
+
+
+def test_client_of_quick_requests_does_not_wait_behind_costly_ones_that_were_received_before() -> None:
+    """60 clients that sent one search each used to be answered before it."""
+    quick = encode("GET", "/readyz")
+
+    async def test() -> None:
+        server = Costly()
+        clients = [server.connect() for _ in range(CLIENTS)]
+        connection, transport = server.connect()
+        for _ in range(QUICK_TURNS):
+            await asyncio.sleep(0)
+            connection.data_received(quick)
+        before = answers(transport)
+        await asyncio.sleep(0)
+        for others, _ in clients:
+            others.data_received(GET)
+        connection.data_received(quick)
+        assert answers(transport) == before
+        await asyncio.sleep(0)
+        assert answers(transport) == before + 1
+        assert sum(answers(others) for _, others in clients) < CLIENTS
+        # After a costly one, it waits like the others.
+        await most_of_an_iteration(server, clients, 1)
+        connection.data_received(GET)
+        for others, _ in clients:
+            others.data_received(GET)
+        connection.data_received(quick)
+        await asyncio.sleep(0)
+        assert answers(transport) == before + 2
+        await most_of_an_iteration(server, [*clients, (connection, transport)], 2)
+
+    run(test())
+
+
+def test_costly_requests_get_turns_while_quick_ones_use_all_time() -> None:
+    async def test() -> None:
+        turns = Turns(asyncio.get_running_loop())
+        given: list[str] = []
+
+        def quick() -> None:
+            _compute(TURNS_S)
+            given.append("quick")
+            turns.schedule(quick, is_quick=True)
+
+        def costly() -> None:
+            assert time.perf_counter() < turns.ends_at_s, "it has time for one request"
+            given.append("costly")
+            turns.schedule(costly)
+
+        turns.schedule(costly)
+        turns.schedule(quick, is_quick=True)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert given == ["quick", "costly"] * 3
 
     run(test())
 

@@ -27,6 +27,8 @@ from headwater.http.flow import (
     PIPELINE_MAX_REQUESTS,
     POSTPONED_BYTES,
     QUEUE_FULL,
+    QUICK_S,
+    QUICK_TURNS,
     REQUEST_BYTES,
     TURN_BYTES,
     TURN_REQUESTS,
@@ -101,6 +103,7 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_queue",
         "_queued_bytes",
+        "_quick_turns",
         "_repeat",
         "_request",
         "_request_id",
@@ -146,6 +149,8 @@ class Connection(asyncio.Protocol):
         """Whether `_serve` is on the stack: a response that is complete at once must not call it again."""
         self._turn_bytes = 0
         self._turn_is_due = False
+        self._quick_turns = 0
+        """The turns since the last one that took long."""
         self._since_s = 0.0
         """When the connection became idle, began to linger, or the client stopped reading."""
         # Per request that is being processed.
@@ -218,6 +223,11 @@ class Connection(asyncio.Protocol):
                 known = self._known = self._router.head_cache.find(data)
             if known is not None:
                 self._answer_known(known, data[len(known.head) :], now_s)
+                # Not measured if it is a small append, which is never slow.
+                if (known.repeat is not None and known.size <= POSTPONED_BYTES) or perf_counter() - now_s < QUICK_S:
+                    self._quick_turns += 1
+                else:
+                    self._quick_turns = 0
                 return
             self._feed(data)
             if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
@@ -234,6 +244,7 @@ class Connection(asyncio.Protocol):
         if parser.state is BODY and not self._unparsed:
             self._receive_bulk()
         self._serve(now_s)
+        self._quick_turns = self._quick_turns + 1 if perf_counter() - now_s < QUICK_S else 0
 
     def _postpone(self, data: bytes) -> None:
         """Keep received data for a turn, because this iteration of the event loop has no time left for requests."""
@@ -843,13 +854,16 @@ class Connection(asyncio.Protocol):
         """Continue when the event loop has served the other connections."""
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._context.turns.schedule(self._next_turn)
+            self._context.turns.schedule(self._next_turn, is_quick=self._quick_turns >= QUICK_TURNS)
 
     def _next_turn(self) -> None:
         self._turn_is_due = False
         self._turn_bytes = 0
         if not self._flow.reasons & UNREAD:
+            began_s = perf_counter()
             self._continue()
+            if perf_counter() - began_s >= QUICK_S:
+                self._quick_turns = 0
 
     def _continue(self) -> None:
         """Continue to send, or process the next request, because the client reads again or a new turn began."""

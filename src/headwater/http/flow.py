@@ -40,6 +40,10 @@ TURN_BYTES: Final = 256 * 1024
 """Bytes that are written to one connection in one turn."""
 POSTPONED_BYTES: Final = 4096
 """Received bytes of one connection that wait for its turn, beyond which the socket is not read."""
+QUICK_S: Final = 0.001
+"""A client whose turns each take less time than this gets its turns before others do."""
+QUICK_TURNS: Final = 16
+"""How many turns in a row must be so quick."""
 TURNS_S: Final = 0.008
 """Time for the turns of all connections before the event loop polls its sockets, and for what is then received."""
 
@@ -102,11 +106,13 @@ class Turns:
     Connections share the time: it ends at `ends_at_s`, for work that a received request begins as well as for turns.
     """
 
-    __slots__ = ("_call_soon", "_is_due", "_is_open", "_waiting", "ends_at_s")
+    __slots__ = ("_call_soon", "_is_due", "_is_open", "_quick", "_waiting", "ends_at_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._call_soon = loop.call_soon
         self._waiting: deque[Callable[[], None]] = deque()
+        self._quick: deque[Callable[[], None]] = deque()
+        """The turns of clients whose requests take little time: they are first."""
         self._is_due = False
         self._is_open = False
         """Whether `ends_at_s` was set in this iteration of the event loop."""
@@ -122,9 +128,9 @@ class Turns:
         self._ask_for_next()
         return True
 
-    def schedule(self, turn: Callable[[], None]) -> None:
+    def schedule(self, turn: Callable[[], None], *, is_quick: bool = False) -> None:
         """Call `turn` in a later iteration of the event loop."""
-        self._waiting.append(turn)
+        (self._quick if is_quick else self._waiting).append(turn)
         self._ask_for_next()
 
     def _ask_for_next(self) -> None:
@@ -135,16 +141,24 @@ class Turns:
     def _run(self) -> None:
         """Give turns in the next iteration, before its sockets are polled; what these receive has its own time."""
         self._is_due = self._is_open = False
-        waiting = self._waiting
-        if not waiting:
+        quick, waiting = self._quick, self._waiting
+        if not quick and not waiting:
             return
         self._is_open = True
         self.ends_at_s = time.perf_counter() + TURNS_S
-        for _ in range(len(waiting)):
-            waiting.popleft()()
-            if time.perf_counter() >= self.ends_at_s:
-                break
+        self._give(quick)
+        if waiting:
+            # At least one, even if the others have used up the time.
+            self.ends_at_s = max(self.ends_at_s, time.perf_counter() + QUICK_S)
+            self._give(waiting)
         self._is_open = False
         self.ends_at_s = 0.0
-        if waiting:
+        if quick or waiting:
             self._ask_for_next()
+
+    def _give(self, turns: deque[Callable[[], None]]) -> None:
+        """Give the turns that wait now, until the time is over."""
+        for _ in range(len(turns)):
+            turns.popleft()()
+            if time.perf_counter() >= self.ends_at_s:
+                break
