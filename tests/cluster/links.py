@@ -75,14 +75,14 @@ class LinkedWorkers:
         self._theirs: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[RawClient] = []
-        self._port = 0
+        self._ports: list[int] = []
         self.link: Link | None = None
 
     async def start(self) -> None:
         for number in range(2):
             listening = socket.create_server(("127.0.0.1", 0))
             listening.setblocking(False)
-            self._port = self._port or listening.getsockname()[1]
+            self._ports.append(listening.getsockname()[1])
             ours, theirs = messages.pair()
             worker = ServingWorker(
                 self._settings, Reloader(lambda: self._settings), number, ShardMap(16, 2), [listening], theirs
@@ -108,11 +108,19 @@ class LinkedWorkers:
         for end in (*self._controls, *self._theirs):
             end.close()
 
-    async def client(self) -> RawClient:
-        """A connection to worker 0."""
-        client = RawClient(*await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20))
+    async def client(self, number: int = 0) -> RawClient:
+        """A connection to a worker."""
+        client = RawClient(*await asyncio.open_connection("127.0.0.1", self._ports[number], limit=1 << 20))
         self._clients.append(client)
         return client
+
+    async def metrics(self) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._ports[0])
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        try:
+            return (await reader.read()).decode()
+        finally:
+            writer.close()
 
     def send(self, number: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         assert messages.send(self._controls[number], message, descriptors)
@@ -172,7 +180,7 @@ class RawClient:
 
     def send(self, method: str, name: str, body: bytes = b"", **headers: str) -> None:
         fields = {"Host": "localhost", "Content-Type": "text/plain", "Content-Length": str(len(body))} | headers
-        query = "?offset=-1" if method == "GET" else ""
+        query = "?offset=-1" if method == "GET" and "?" not in name else ""
         lines = [f"{method} /v1/stream/{name}{query} HTTP/1.1"]
         lines += [f"{key.replace('_', '-')}: {value}" for key, value in fields.items()]
         self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)

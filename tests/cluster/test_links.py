@@ -214,6 +214,26 @@ def test_connection_cut_at_any_byte_mixes_up_no_response_and_repeats_no_write(lo
     _run(test, worker_wait_secs=30)
 
 
+def test_reader_of_a_deleted_stream_gets_no_data_of_its_successor() -> None:
+    """Also if the successor exists before the reader's worker knows of the deletion."""
+
+    async def test(workers: LinkedWorkers) -> None:
+        await _create(workers, THERE[0])
+        assert workers.link is not None
+        reader, writer = await workers.client(), await workers.client(1)
+        reader.send("GET", f"{THERE[0]}?offset=now&live=long-poll")
+        while 'live_readers{kind="long-poll"} 1' not in await workers.metrics():
+            pass
+        workers.link.flows[1].clear()
+        assert (await writer.ask("DELETE", THERE[0]))[0] == 204
+        assert (await writer.ask("PUT", THERE[0], b"other data"))[0] == 201
+        workers.link.flows[1].set()
+        status, body = await reader.receive()
+        assert status == 404, body
+
+    _run(test, long_poll_timeout_secs=2)
+
+
 def test_pieces_cancels_and_cuts_in_any_order_mix_up_no_response(long: bool) -> None:
     large = [name_in(1, 2, prefix) for prefix in ("large", "huge")]
     generator = random.Random(17)

@@ -14,8 +14,9 @@ import msgspec
 
 from headwater.cluster.mirror import MirroredStream, image_of
 from headwater.cluster.peers import PeerLostError
-from headwater.cluster.relay import Relay
+from headwater.cluster.relay import Relay, unavailable
 from headwater.cluster.tails import TailGone, TailUpdate
+from headwater.core.errors import Refusal
 from headwater.core.offsets import BEGINNING, NOW, parse_token
 from headwater.engine.committer import guarded
 from headwater.engine.engine import Engine
@@ -210,7 +211,8 @@ class FollowedStreams:
             if peer is not None:
                 peer.leave_tail(found.stream.id)
 
-    def _forget(self, found: FollowedStream) -> None:
+    def _forget(self, found: FollowedStream, refusal: Refusal | None = None) -> None:
+        """Stop to follow a stream. Its readers get the refusal, by default one that says that it may still exist."""
         stream = found.stream
         if found.leaving is not None:
             found.leaving.cancel()
@@ -219,7 +221,7 @@ class FollowedStreams:
         if self._by_name.get(stream.name) is found:
             del self._by_name[stream.name]
         for follower in tuple(stream.followers or ()):
-            guarded(follower.gone, not_found(stream.name))
+            guarded(follower.gone, refusal or unavailable(found.owner, 0))
         self._storage.forget(stream.id)
 
     # -- what owners send --------------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class FollowedStreams:
         if isinstance(update, TailGone):
             gone = self._followed.get(update.stream_id)
             if gone is not None:
-                self._forget(gone)
+                self._forget(gone, not_found(gone.stream.name))
             return
         found = self._followed.get(update.stream.id)
         if update.is_first:

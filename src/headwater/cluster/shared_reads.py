@@ -16,7 +16,7 @@ from headwater.cluster.delegating import DelegatingResponse
 from headwater.cluster.followed_streams import FollowedStreams
 from headwater.cluster.relay import RelayingConnection
 from headwater.core.buckets import is_bucketed
-from headwater.core.errors import Refusal
+from headwater.core.errors import Refusal, StreamNotFound
 from headwater.engine.engine import Engine
 from headwater.http.context import Context
 from headwater.http.paths import Address
@@ -142,7 +142,8 @@ class SharedRead(DelegatingResponse):
 
 
 class PollChannel:
-    """The channel of a shared long-poll; a refusal is replaced by relaying the request."""
+    """The channel of a shared long-poll. It is relayed if it is refused, unless its stream was deleted: then the owner
+    may have another one with the same name."""
 
     __slots__ = ("_channel", "_read")
 
@@ -158,7 +159,10 @@ class PollChannel:
         self._channel.respond(response)
 
     def refuse(self, refusal: Refusal) -> None:
-        self._read.relay()
+        if isinstance(refusal, StreamNotFound):
+            self._channel.refuse(refusal)
+        else:
+            self._read.relay()
 
     def begin_body(self, headers: bytes) -> None:
         self._channel.begin_body(headers)
