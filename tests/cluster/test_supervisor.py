@@ -182,7 +182,7 @@ def test_every_address_of_the_host_is_served_on_the_same_port(monkeypatch: pytes
         (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.2", 0)),
         (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", 0, 0, 0)),
         (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0)),
-        (-1, socket.SOCK_STREAM, 0, "", ("unknown", 0)),
+        (255, socket.SOCK_STREAM, 0, "", ("unknown", 0)),
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     listening = supervisor._bind(Settings())
