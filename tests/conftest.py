@@ -60,13 +60,17 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What does not run is deselected (and counted as such), never reported as skipped.
 
-    That is `long` tests without --long; with --cluster, `one_process` tests, and those that use no shared server.
+    That is `long` tests without --long; with --cluster or --workers, `one_process` tests; with --cluster, those that use
+    no shared server.
     """
     with_cluster, with_long = config.getoption("--cluster"), config.getoption("--long")
+    with_several = with_cluster or config.getoption("--workers") not in ("", "1")
 
     def runs(item: pytest.Item) -> bool:
         used = getattr(item, "fixturenames", ())
-        if with_cluster and (SHARED_SERVERS.isdisjoint(used) or item.get_closest_marker("one_process")):
+        if with_cluster and SHARED_SERVERS.isdisjoint(used):
+            return False
+        if with_several and item.get_closest_marker("one_process"):
             return False
         return bool(with_long) or item.get_closest_marker("long") is None
 
