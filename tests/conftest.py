@@ -60,8 +60,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What does not run is deselected (and counted as such), never reported as skipped.
 
-    That is `long` tests without --long; with --cluster or --workers, `one_process` tests; with --cluster, those that use
-    no shared server.
+    That is `long` tests without --long; with --cluster or --workers, `one_process` tests; with --cluster, those that
+    use no shared server.
     """
     with_cluster, with_long = config.getoption("--cluster"), config.getoption("--long")
     with_several = with_cluster or config.getoption("--workers") not in ("", "1")

@@ -117,10 +117,11 @@ def test_refusals_say_what_to_do() -> None:
 
 REMEDY_OF_COMMAND = re.compile(
     REMEDY.pattern
-    + r"|: (list|set|use)\b|\(--|\b(as in|with --)|^(give|name) "
+    + r"|: (join|list|set|use)\b|\(--|\b(as in|with --)|^([Gg]ive|name) "
     + r"|\b(needs|only|at most|pip install|cannot be combined)\b"
+    + r"|\{advice\}$"
 )
-"""In a usage error the option that is missing or excessive is enough."""
+"""In a usage error the option that is missing or excessive is enough. A function named `…_advice` returns a remedy."""
 
 CAUSE = re.compile(r": \{\}\.?$|^\{\}: \{\}$")
 """The text ends with the error of another program or library."""
@@ -136,7 +137,8 @@ WITHOUT_REMEDY = {
 
 
 def texts_of_failures() -> dict[str, str]:
-    """The text of each error of a command, or of storage, that the source writes out, with `{}` for values.
+    """The text of each error of a command, or of storage, that the source writes out, with `{}` for values, and the
+    texts that functions named `…_advice` return.
 
     Findings about damaged data are not in it, nor are errors that only the program itself sees.
     """
@@ -145,13 +147,24 @@ def texts_of_failures() -> dict[str, str]:
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
-                text = node.args[0]
-                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-                written = [str(one.value) if isinstance(one, ast.Constant) else "{}" for one in parts]
+            texts: list[ast.AST | None] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                texts = list(node.args[:1])
+            elif isinstance(node, ast.FunctionDef) and node.name.endswith("_advice"):
+                texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Return)]
+            for text in texts:
                 if isinstance(text, ast.Constant | ast.JoinedStr):
-                    found[f"{path.relative_to(SOURCE)}:{node.lineno}"] = "".join(written)
+                    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                    found[f"{path.relative_to(SOURCE)}:{text.lineno}"] = "".join(map(part_of_text, parts))
     return found
+
+
+def part_of_text(part: ast.AST) -> str:
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Call):
+        return "{advice}" if ast.unparse(part.value.func).endswith("_advice") else "{}"
+    return "{}"
 
 
 def test_errors_of_commands_and_storage_say_what_to_do_or_their_cause() -> None:
