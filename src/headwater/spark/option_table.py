@@ -293,16 +293,3 @@ def as_manual() -> str:
                 default = f", default {option.default}" if option.default else ""
                 lines.append(f"* ``{option.name}`` ({option.takes.replace('`', '')}{default}): {option.purpose}")
     return "\n".join(lines)
-
-
-def as_markdown() -> str:
-    """The options as tables, for the documentation."""
-    parts = []
-    for side, title in (("both", "Source and sink"), ("source", "Source"), ("sink", "Sink")):
-        rows = []
-        for option in OPTIONS:
-            if option.side == side:
-                default = f"`{option.default}`" if option.default else "none"
-                rows.append(f"| `{option.name}` | {default} | {option.takes} | {option.purpose} |")
-        parts.append(f"### {title}\n\n| option | default | takes | purpose |\n|---|---|---|---|\n" + "\n".join(rows))
-    return "\n\n".join(parts)

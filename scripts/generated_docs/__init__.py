@@ -1,0 +1,1 @@
+"""The generated parts of the documentation, one module for each page or picture."""
