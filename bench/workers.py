@@ -26,6 +26,7 @@ from functools import partial
 
 import psutil
 import uvloop
+from scripts.generated_docs import markdown
 from tests.cluster.workers import name_in
 from tests.serving import Server, serve
 
@@ -211,8 +212,7 @@ def table(found: dict[str, list[tuple[float, ...]]]) -> str:
         "fan-out": ("SSE event to one of 200 readers", False),
         "replay": ("MiB of replay", False),
     }
-    titles = [title for title, _ in kinds.values()]
-    lines = ["| processes | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+    rows = []
     numbers = list(dict.fromkeys(int(name.split(" ")[0]) for name in found))
     for number in numbers:
         cells = []
@@ -225,8 +225,8 @@ def table(found: dict[str, list[tuple[float, ...]]]) -> str:
             cell = (f"{rate:,.0f} per s" + (f" ({times:.2f} {TIMES})" if ratio else "") + "; ") if has_rate else ""
             cell += f"{cpu_us:.1f} µs" + (f" ({cpu_times:.2f} {TIMES})" if ratio else "")
             cells.append(cell + "".join(f", wrk {value:.1f} µs" for value in wrk_us))
-        lines.append(f"| {number if number == 1 else f'{number} workers'} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append((str(number) if number == 1 else f"{number} workers", *cells))
+    return markdown.table(f"| processes | {' | '.join(title for title, _ in kinds.values())} |", rows)
 
 
 def main() -> None:
