@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,11 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
 print(os.getpid(), flush=True)
 time.sleep(600)
 """
+STOPS_AFTER_FORK = """
+import time
+from headwater.operating_system import SYSTEM
+SYSTEM.process_descriptor = lambda pid: time.sleep(600)  # The first call in the parent after the fork.
+"""
 
 
 @pytest.fixture
@@ -42,6 +48,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (directory / "pyspark_tells.py").write_text(TELLS)
     (directory / "pyspark_preloaded.py").write_text("")
     (directory / "pyspark_waits.py").write_text(WAITS)
+    (directory / "pyspark_stops_after_fork.py").write_text(STOPS_AFTER_FORK)
     return directory
 
 
@@ -113,17 +120,19 @@ def test_program_ends_with_its_fork(program: str) -> None:
     assert started.wait(30) == 256 - signal.SIGKILL
 
 
+@pytest.mark.parametrize("preloaded", [PRELOADED, ("pyspark_stops_after_fork",)], ids=["later", "right after the fork"])
 def test_forks_end_when_the_process_that_made_them_is_killed(
-    tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch
+    preloaded: Sequence[str], tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv(home.SOCKET_VARIABLE, "")
     monkeypatch.setattr(home, "_started", [])
-    home.start_prefork(tmp_path, PRELOADED)
+    home.start_prefork(tmp_path, preloaded)
     started, fork = start_waiting(os.environ["PYSPARK_PYTHON"])
     (process,) = home._started
     process.kill()
     process.communicate(timeout=60)
+    shutil.rmtree(Path(os.environ[home.SOCKET_VARIABLE]).parent)
     assert started.wait(30) == 1
     wait_until(lambda: has_ended(fork), what="the fork has ended")
 
