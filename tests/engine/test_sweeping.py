@@ -9,8 +9,9 @@ import pytest
 
 from headwater.core.errors import StreamNotFound
 from headwater.engine import sweeper
-from headwater.engine.engine import TOUCH_SHARE, Engine
+from headwater.engine.engine import Engine
 from headwater.engine.quota import EngineLimits
+from headwater.engine.stream_uses import TOUCH_SHARE
 from headwater.engine.sweeper import SWEEP_MAX
 from tests.engine.rig import Reader, Rig, status
 from tests.engine.seams import START_MS, JournalBacking, ManualClock, ManualScheduler

@@ -61,9 +61,10 @@ from headwater.engine.results import (
 from headwater.engine.retention import RetentionKeeper
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.snapshots import Snapshots
-from headwater.engine.stream import LiveStream, StreamFollower
+from headwater.engine.stream import LiveStream
 from headwater.engine.stream_index import StreamIndex
 from headwater.engine.stream_refusals import not_found, read_only, soft_deleted
+from headwater.engine.stream_uses import StreamUses
 from headwater.engine.sweeper import Sweeper
 from headwater.engine.write_gate import WriteGate
 from headwater.storage.blobs import BlobStore, MemoryBlobs
@@ -74,9 +75,6 @@ log = logging.getLogger("headwater.engine")
 T = TypeVar("T")
 
 MAINTAIN_INTERVAL_S = 1.0
-TOUCH_SHARE = 16
-"""A sliding TTL window is saved at most this often per window: reads must not cause a write each, and must still extend
-the window."""
 
 
 class Engine:
@@ -119,6 +117,10 @@ class Engine:
             max_batch_bytes=max_batch_bytes,
         )
         self._gate = WriteGate(storage, self._committer)
+        self._uses = StreamUses(self.catalog.by_id, clock, self.quota, self._save_use)
+        self.touch = self._uses.touch
+        self.follow = self._uses.follow
+        self.unfollow = self._uses.unfollow
         self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire, self.touch)
         self.clock_guard = ClockGuard(
             clock, jumps if jumps is not None else JumpRule(), self._save_clock, self._sweeper.release
@@ -195,11 +197,7 @@ class Engine:
             stream.publish_pending()
             self.quota.add(stream.name, stream.byte_position - stream.base_position, metadata_of(stream), 1)
             if stream.ttl_secs is not None:
-                # Uses since the last saved touch are lost: extend the window by the most that they can have extended
-                # it.
-                slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
-                latest_ms = self.clock_guard.latest_use_ms(stream, now_ms)
-                stream.used_ms = max(stream.accessed_ms, min(latest_ms, stream.accessed_ms + slack_ms))
+                self._uses.recover(stream, stream.ttl_secs, self.clock_guard.latest_use_ms(stream, now_ms))
             self._sweeper.watch(stream)
         self.snapshots.start()
         self.retention.start()
@@ -409,55 +407,6 @@ class Engine:
         """The names of all streams, pending ones included."""
         return iter(self.catalog.by_name)
 
-    def touch(self, stream: LiveStream) -> None:
-        """Restart a sliding window because the stream was used. It is not saved on every read.
-
-        Readers see a stream until its deletion is durable, so until then its window is extended, but not saved.
-        """
-        if stream.ttl_secs is None:
-            return
-        now_ms = self._clock.now_ms()
-        if stream.expired(now_ms):
-            return
-        stream.used_ms = now_ms
-        if stream.deleted or stream.id not in self.catalog.by_id:
-            return
-        if now_ms - stream.accessed_ms >= stream.ttl_secs * 1000 // TOUCH_SHARE and not self._committer.failure:
-            record = Touch(stream.id, now_ms)
-            self.catalog.apply(record)
-            self._submit(stream, record, (), None, None)
-
-    def follow(
-        self, stream: LiveStream, follower: StreamFollower, *, reading: bool = True, relaying: bool = False
-    ) -> None:
-        """Wake the follower when something is published. It must check the tail again after this call.
-
-        A follower that is `reading` uses the stream until `unfollow`, so the sliding window does not end. One that is
-        `relaying` serves readers of another worker, which counts them.
-        """
-        if stream.followers is None:
-            stream.followers = {}
-        stream.followers[follower] = reading
-        if reading:
-            stream.live_readers += 1
-            stream.relays += relaying
-            if self.quota.namespaces is not None and not relaying:
-                self.quota.namespaces.add(stream.name, readers=1)
-
-    def unfollow(self, stream: LiveStream, follower: StreamFollower, *, relaying: bool = False) -> None:
-        if stream.followers is None:
-            return
-        if stream.followers.pop(follower, False):
-            # Before it stops counting: its reading is what has kept the window open until now.
-            self.touch(stream)
-            stream.live_readers -= 1
-            stream.relays -= relaying
-            if self.quota.namespaces is not None and not relaying:
-                self.quota.namespaces.add(stream.name, readers=-1)
-        if not stream.followers:
-            stream.followers = None
-            stream.frame = None
-
     def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None:
         """Store a small value under a key. It is durable when `done` is called. None removes the value."""
         self.check_writable()
@@ -598,6 +547,11 @@ class Engine:
             self.metrics.expired += 1
             self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
         return True
+
+    def _save_use(self, stream: LiveStream, record: Touch) -> None:
+        if self._committer.failure is None:
+            self.catalog.apply(record)
+            self._submit(stream, record, (), None, None)
 
     def _evict(self, stream: LiveStream, record: Evict) -> None:
         self.catalog.apply(record)
