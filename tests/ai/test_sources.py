@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypedDict
 
 import pytest
@@ -15,6 +13,7 @@ from headwater import AsyncStream
 from headwater.ai import Generation
 from headwater.ai.agents import DurableSession
 from headwater.ai.sources import from_langgraph, from_openai, from_sse
+from tests.http_handlers import HandlerServer, QuietHandler
 from tests.serving import Server
 
 CHUNKS: list[dict[str, Any]] = [
@@ -46,7 +45,7 @@ UI_CHUNKS = [
 ]
 
 
-class Model(BaseHTTPRequestHandler):
+class Model(QuietHandler):
     """An OpenAI-compatible endpoint that always streams the same answer."""
 
     def do_POST(self) -> None:
@@ -60,17 +59,11 @@ class Model(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {json.dumps(body)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the base class
-        """Tests are quiet."""
-
 
 @pytest.fixture(scope="module")
 def model_url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+    with HandlerServer(Model).running() as server:
+        yield f"{server.url}/v1"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import httpx
 import pytest
 
 from tests.cli.shell import Shell, on_terminal
-from tests.serving import Server, serve, server_environment
+from tests.http_handlers import HandlerServer, QuietHandler
+from tests.serving import Server, serve
 from tests.waiting import wait_until
 
 
@@ -235,27 +235,11 @@ def test_terminal_shows_the_progress_of_an_append(shell: Shell) -> None:
     assert "kB" in shown
 
 
-def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "headwater"],
-        cwd=tmp_path,
-        env=server_environment(_HEADWATER_COMPLETE="complete_bash", COMP_WORDS="headwater cl", COMP_CWORD="1"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.split() == ["close", "cluster"]
-
-
 def test_control_characters_in_names_of_a_server_are_printed_as_escapes(tmp_path: Path) -> None:
     """An untrusted server can choose any names, in listings and in errors."""
-    import json
-    import threading
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
     name = "x\x1b[2J\x9b\ny"
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             listed = {"streams": [{"stream_id": name}], "has_more": False}
             if "/streams" not in self.path:
@@ -267,13 +251,8 @@ def test_control_characters_in_names_of_a_server_are_printed_as_escapes(tmp_path
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        shell = Shell(f"http://127.0.0.1:{server.server_address[1]}", tmp_path)
+    with HandlerServer(Handler).running() as server:
+        shell = Shell(server.url, tmp_path)
         assert shell.ok("ls", "/ds/some") == "/ds/some/x\\x1b[2J\\x9b\\ny\n"
         assert json.loads(shell.ok("ls", "/ds/some", "--json"))["name"] == f"/ds/some/{name}"
         assert "\x9b" not in shell.ok("ls", "/ds/some", "--json")
@@ -281,6 +260,3 @@ def test_control_characters_in_names_of_a_server_are_printed_as_escapes(tmp_path
         assert refused.returncode == 3
         assert b"\x1b" not in refused.stderr
         assert b"\\x1b[2J" in refused.stderr
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -5,16 +5,15 @@ A minute without a network takes one second here, which is several attempts of e
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.ai.processes import serving
 from tests.client.proxies import CutNetwork, running
+from tests.http_handlers import HandlerServer, QuietHandler
 from tests.ports import free_port
 from tests.serving import Server, serve
 from tests.vitest_run import check_vitest
@@ -50,24 +49,14 @@ class RestartableServer:
 def controlled(**actions: Callable[[], None]) -> Iterator[str]:
     """Serve an address that runs an action for each POST, and returns 204 when it is done."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             actions[self.path.removeprefix("/")]()
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    control = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=control.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{control.server_address[1]}"
-    finally:
-        control.shutdown()
-        control.server_close()
-        thread.join(30)
+    with HandlerServer(Handler).running() as server:
+        yield server.url
 
 
 @pytest.mark.timeout(900)

@@ -7,8 +7,9 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.http_handlers import HandlerServer, QuietHandler
 
 HUNG_UP_LIMIT_S = 60.0
 
@@ -21,12 +22,7 @@ class Model:
         self.hung_up = threading.Event()
         """The application has closed the connection in the middle of an answer."""
         self._tokens: queue.Queue[str | None] = queue.Queue()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
+        self.url = ""
 
     def say(self, *tokens: str) -> None:
         for token in tokens:
@@ -39,8 +35,8 @@ class Model:
         self._tokens = queue.Queue()
         self.hung_up.clear()
 
-    def _handler(model) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
+    def _handler(model) -> type[QuietHandler]:
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 model.requests.append(json.loads(body))
@@ -74,19 +70,13 @@ class Model:
                 self.wfile.write(data)
                 self.wfile.flush()
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Quiet."""
-
         return Handler
 
     @contextmanager
     def serving(self) -> Iterator[Model]:
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.finish()
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join(10)
+        with HandlerServer(self._handler()).running() as server:
+            self.url = f"{server.url}/v1"
+            try:
+                yield self
+            finally:
+                self.finish()

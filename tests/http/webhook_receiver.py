@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.http_handlers import HandlerServer, QuietHandler
 
 TRICKLE_S = 0.1
 WAIT_S = 60.0
@@ -92,7 +93,7 @@ class Receiver:
 def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     receiver = Receiver(list(replies), otherwise or Reply())
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -132,25 +133,15 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
             reply.hold.wait(WAIT_S)
             self.wfile.write(reply.body[-1:])
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
-            """Do not log."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
+    class Server(HandlerServer):
         block_on_close = False
 
         def handle_error(self, request: object, client_address: object) -> None:
             """Ignore callers that close the connection."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     receiver.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with server.running():
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=WAIT_S)

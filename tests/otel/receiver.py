@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -15,6 +13,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.http_handlers import HandlerServer, QuietHandler
 from tests.waiting import wait_until
 
 
@@ -83,7 +82,7 @@ def attributes_of(pairs: object) -> dict[str, object]:
 def otlp_receiver() -> Iterator[OtlpReceiver]:
     receiver = OtlpReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -106,17 +105,6 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
             self.rfile.readline()
             return body
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with HandlerServer(Handler).running() as server:
+        receiver.url = server.url
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import psutil
+
+from tests.http_handlers import HandlerServer, QuietHandler
 
 _PASSED_ON = ("content-type", "producer-id", "producer-epoch", "producer-seq")
 
@@ -25,15 +26,13 @@ class Append:
     body: bytes
 
 
-class HoldingProxy(ThreadingHTTPServer):
-    daemon_threads = True
-
+class HoldingProxy(HandlerServer):
     def __init__(self, root: str, epoch: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         address = urlsplit(root)
         assert address.hostname is not None
         self.server_at = (address.hostname, address.port or 80)
-        self.root = f"http://127.0.0.1:{self.server_port}{address.path}"
+        self.root = f"{self.url}{address.path}"
         self.epoch = str(epoch)
         self.held: Append | None = None
         self.killed: int | None = None
@@ -64,7 +63,7 @@ class HoldingProxy(ThreadingHTTPServer):
             connection.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     server: HoldingProxy
 
@@ -91,9 +90,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the base class
-        """Log nothing."""
-
 
 def _process_at(port: int) -> int:
     """The process that owns this port."""
@@ -110,12 +106,5 @@ def _process_at(port: int) -> int:
 @contextmanager
 def holding(root: str, *, epoch: int) -> Iterator[HoldingProxy]:
     """A proxy for the stream root that holds the first append of this batch."""
-    proxy = HoldingProxy(root, epoch)
-    thread = threading.Thread(target=proxy.serve_forever, name="holding-proxy", daemon=True)
-    thread.start()
-    try:
+    with HoldingProxy(root, epoch).running() as proxy:
         yield proxy
-    finally:
-        proxy.shutdown()
-        thread.join(timeout=60)
-        proxy.server_close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -14,6 +12,7 @@ import pytest
 from headwater.spark.errors import DataGoneError, ServerRefusedError, ServerUnreachableError, StreamMissingError
 from headwater.spark.options import ConnectionOptions
 from headwater.spark.protocol import Producer, StreamsClient
+from tests.http_handlers import HandlerServer, QuietHandler
 from tests.serving import serve
 from tests.spark.streams import Streams
 
@@ -41,7 +40,7 @@ def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Ca
         client.append(name, b"[4]", "application/json", Producer("p", 0, 0))
 
 
-class Gateway(BaseHTTPRequestHandler):
+class Gateway(QuietHandler):
     """A gateway that requires a token, and returns 503 for the first two requests that have one."""
 
     busy = 2
@@ -58,18 +57,13 @@ class Gateway(BaseHTTPRequestHandler):
             self.send_header("Stream-Next-Offset", "7")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the base class
-        """Log nothing."""
-
 
 def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
-    gateway = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
-    threading.Thread(target=gateway.serve_forever, daemon=True).start()
-    root = f"http://127.0.0.1:{gateway.server_port}/v1/stream"
     token_file = tmp_path / "token"
     token_file.write_text("wrong\n")
-    client = StreamsClient(ConnectionOptions(root, token_file=str(token_file)))
-    try:
+    with HandlerServer(Gateway).running() as gateway:
+        root = f"{gateway.url}/v1/stream"
+        client = StreamsClient(ConnectionOptions(root, token_file=str(token_file)))
         with pytest.raises(ServerRefusedError, match=r"'a' at .*: 401, .* Set token or tokenFile"):
             StreamsClient(ConnectionOptions(root)).head("a")
         with pytest.raises(ServerRefusedError, match=r"'a' at .*: 403, .* The token does not allow this"):
@@ -78,9 +72,6 @@ def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
         os.utime(token_file, ns=(1, 1))
         assert client.head("a").offset == "7", "the token file was read again, and the request retried"
         assert Gateway.busy == 0
-    finally:
-        gateway.shutdown()
-        gateway.server_close()
 
 
 def test_unavailable_server_is_retried_and_then_reported() -> None:

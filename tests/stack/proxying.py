@@ -10,12 +10,10 @@ import re
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -25,6 +23,7 @@ from headwater.stack.envoy import EnvoyEndpoints, Upstream, envoy_config, find_e
 from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import Algorithm, KeyRing
 from headwater.stack.tokens import TokenClaims, TokenFlaw, mint, sign
+from tests.http_handlers import HandlerServer, QuietHandler
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -189,7 +188,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 def echoing() -> Iterator[int]:
     """Run a server that returns every request as JSON; yields its port."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
@@ -208,16 +207,5 @@ def echoing() -> Iterator[int]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_OPTIONS = _answer
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with HandlerServer(Handler).running() as server:
+        yield server.server_port

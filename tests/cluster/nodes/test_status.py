@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from typer.testing import CliRunner
 
 from headwater.cli import command_line
 from headwater.cluster.nodes.schema import connect, create_tables
+from tests.http_handlers import HandlerServer, QuietHandler
 from tests.ports import free_port
 from tests.postgres.databases import database
 from tests.ui.cluster_state import STATE
@@ -27,7 +26,7 @@ STORED = ", object store 3 objects, 9500 bytes, waiting for it 0 bytes, cached 4
 def node(answer: dict[str, Any] | None) -> Iterator[int]:
     """The port of a server that answers as a node; one that has no answer is busy."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             is_known = self.headers["Authorization"] == f"Bearer {TOKEN}" and self.path == "/v1/stream/__ds/cluster"
             self.send_response(503 if answer is None else 200 if is_known else 401)
@@ -35,17 +34,8 @@ def node(answer: dict[str, Any] | None) -> Iterator[int]:
             if is_known:
                 self.wfile.write(json.dumps({"cluster": answer}).encode())
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    with HandlerServer(Handler).running() as server:
+        yield server.server_port
 
 
 @pytest.fixture(scope="module")
