@@ -21,7 +21,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGE = "src/headwater/core/native"
-PARTS = ("json_scan.pyx",)
+PARTS = ("json_scan.pyx", "plain_append.pyx")
 FLAGS = ("-O3", "-fPIC", "-fwrapv", "-DNDEBUG", "-w")
 
 

@@ -14,32 +14,33 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
+from typing import ClassVar
 
 import uvloop
 
 from headwater.cli import main
-from headwater.engine import clock
+from headwater.engine.clock import SteadyClock
+from headwater.http import server
 from tests.serving import TIME_HAS_PASSED
 
 TURNS = 10
 """Iterations of the loop before the move is reported: timers that were due have run, and what they put off as well."""
 
 
-class MovingTime:
-    """The functions of the `time` module that the engine's clock uses."""
+class MovingClock(SteadyClock):
+    """The engine's clock, ahead by `moved_s`."""
 
-    def __init__(self) -> None:
-        self.moved_s = 0.0
+    __slots__ = ()
+    moved_s: ClassVar = 0.0
 
-    def time(self) -> float:
-        return time.time() + self.moved_s
+    def now_ms(self) -> int:
+        return super().now_ms() + int(self.moved_s * 1000)
 
-    def monotonic(self) -> float:
-        return time.monotonic() + self.moved_s
+    def wall_ms(self) -> int:
+        return super().wall_ms() + int(self.moved_s * 1000)
 
-
-moving = MovingTime()
+    def move_to(self, now_ms: int) -> None:
+        super().move_to(now_ms - int(self.moved_s * 1000))
 
 
 class MovingLoop(asyncio.SelectorEventLoop):
@@ -49,14 +50,14 @@ class MovingLoop(asyncio.SelectorEventLoop):
         self.add_reader(sys.stdin.fileno(), self._read_moves)
 
     def time(self) -> float:
-        return super().time() + moving.moved_s
+        return super().time() + MovingClock.moved_s
 
     def _read_moves(self) -> None:
         lines = os.read(sys.stdin.fileno(), 65_536)
         if not lines:
             self.remove_reader(sys.stdin.fileno())
         for line in lines.splitlines():
-            moving.moved_s += float(line)
+            MovingClock.moved_s += float(line)
             self._moves += 1
             self._report(TURNS, self._moves)
 
@@ -69,6 +70,6 @@ class MovingLoop(asyncio.SelectorEventLoop):
 
 
 if __name__ == "__main__":
-    vars(clock)["time"] = moving
+    vars(server)["SteadyClock"] = MovingClock
     uvloop.new_event_loop = MovingLoop  # type: ignore[assignment]
     main(sys.argv[1:])

@@ -13,14 +13,16 @@ import pytest
 from headwater.core import native
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PART = "src/headwater/core/native/json_scan.pyx"
+DIRECTORY = "src/headwater/core/native"
+PARTS = ("json_scan", "plain_append")
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A source tree with the parts that are compiled."""
-    (tmp_path / PART).parent.mkdir(parents=True)
-    shutil.copy(REPOSITORY / PART, tmp_path / PART)
+    (tmp_path / DIRECTORY).mkdir(parents=True)
+    for part in PARTS:
+        shutil.copy(REPOSITORY / DIRECTORY / f"{part}.pyx", tmp_path / DIRECTORY)
     return tmp_path
 
 
@@ -62,18 +64,19 @@ def test_a_machine_that_cannot_compile_gets_pure_python(
 
 
 def test_pure_build_removes_what_was_compiled_before(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (tree / PART).with_name("json_scan" + sysconfig.get_config_var("EXT_SUFFIX"))
-    before.write_bytes(b"")
+    before = [tree / DIRECTORY / (part + sysconfig.get_config_var("EXT_SUFFIX")) for part in PARTS]
+    for path in before:
+        path.write_bytes(b"")
     assert build(tree, monkeypatch, "pure", "editable")["pure_python"]
-    assert not before.exists()
+    assert not any(path.exists() for path in before)
 
 
 @pytest.mark.skipif(native.BUILD == "pure", reason="this environment was built without a compiler")
 def test_wheel_with_compiled_parts_is_for_one_platform(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = build(tree, monkeypatch, "compiled")
-    assert (data["pure_python"], data["infer_tag"], data["built"]) == (False, True, [True])
-    name = "json_scan" + sysconfig.get_config_var("EXT_SUFFIX")
-    assert list(data["force_include"].values()) == [f"headwater/core/native/{name}"]
+    assert (data["pure_python"], data["infer_tag"], data["built"]) == (False, True, [True, True])
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    assert list(data["force_include"].values()) == [f"headwater/core/native/{part}{suffix}" for part in PARTS]
     # The tree may be an editable installation in use.
     assert built_in(tree) == []
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from bench.calls import KeptTransport, ServerHarness, encode
+from bench.calls import ServerHarness, encode
 
 from headwater.config import Settings, StorageSettings
 from headwater.engine.open_storage import open_store
@@ -16,6 +16,7 @@ from headwater.http.connection import Connection
 from headwater.http.flow import FIELD_BYTES, PIPELINE_MAX_BYTES, PIPELINE_MAX_REQUESTS, QUEUE_FULL
 from headwater.http.request import Request
 from headwater.http.server import build_context, build_engine
+from tests.http_units.transport import Transport
 
 WAIT = encode("GET", "/v1/stream/waiting?offset=now&live=long-poll")
 APPEND = encode("POST", "/v1/stream/waiting", b"x")
@@ -23,23 +24,6 @@ TINY = b"GET /a HTTP/1.1\r\n\r\n"
 CHUNKED = encode("POST", "/v1/stream/waiting").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
 CHUNKED += b"4\r\n\r\n\r\n\r\n0\r\n\r\n"
 WITH_BODY = encode("POST", "/v1/stream/waiting", b"\r\n\r\n" * 20)
-
-
-class Transport(KeptTransport):
-    """A socket of which it is known whether it is read."""
-
-    is_read = True
-
-    def pause_reading(self) -> None:
-        assert self.is_read
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        assert not self.is_read
-        self.is_read = True
-
-    def can_write_eof(self) -> bool:
-        return False
 
 
 class Rig:

@@ -44,21 +44,21 @@ class KeptTails(MemoryStorage):
 
     def begin(self, stream_id: int, message_index: int, byte_position: int) -> None:
         self.forget(stream_id)
-        self._tails[stream_id] = Tail(message_index, byte_position)
+        self.tails[stream_id] = Tail(message_index, byte_position)
 
     def extend(self, stream_id: int, data: bytes, lengths: Sequence[int], at_ms: int) -> None:
         if data:
-            self._tails[stream_id].extend(data, lengths, at_ms)
+            self.tails[stream_id].extend(data, lengths, at_ms)
             self._bytes += len(data)
 
     def forget(self, stream_id: int) -> None:
-        tail = self._tails.pop(stream_id, None)
+        tail = self.tails.pop(stream_id, None)
         if tail is not None:
             self._bytes -= tail.size
 
     def shrink(self, stream_id: int) -> tuple[int, int]:
         """Keep only the last part of a stream; return where it begins."""
-        tail = self._tails[stream_id]
+        tail = self.tails[stream_id]
         if tail.size > KEPT_BYTES:
             self.trim(
                 stream_id,

@@ -153,7 +153,7 @@ class Engine:
         self.leases = WriterLeases(self, scheduler, limits.max_leases, limits.max_lease_ms)
         self.index = StreamIndex(self, self.publisher, scheduler)
         self.follows = Follows(self, scheduler, limits.max_followed_streams)
-        self.append_plain: PlainAppend = PlainAppends(
+        self.plain_appends = PlainAppends(
             self.catalog.by_name,
             self.server_streams,
             self.fences.streams,
@@ -165,7 +165,8 @@ class Engine:
             storage,
             self.append,
             self._after_pending,
-        ).append
+        )
+        self.append_plain: PlainAppend = self.plain_appends.append
         """`append` for a request that has only a body and its type: most appends. Returns the next offset if the append
         is complete, or None if the callback gets the result."""
 

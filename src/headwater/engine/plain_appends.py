@@ -7,23 +7,28 @@ Invariant: such an append has the same effect and result as in `Engine.append`; 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from headwater.core import native
-from headwater.core.catalog import apply_plain_append
+from headwater.core.catalog import ContentType, apply_plain_append
 from headwater.core.content import split_json
 from headwater.core.errors import Refusal
 from headwater.core.records import Append
 from headwater.core.rules import AppendOutcome
-from headwater.engine.clock import Clock
+from headwater.engine.clock import Clock, SteadyClock
 from headwater.engine.committer import LENGTH_BYTES, RECORD_OVERHEAD_BYTES, CommitEntry, Committer
-from headwater.engine.metrics import Metrics
+from headwater.engine.metrics import REQUEST_SECONDS_BOUNDS, Histogram, Metrics
 from headwater.engine.quota import Quota
 from headwater.engine.results import Appended, OnAppended
 from headwater.engine.stream import LiveStream
 from headwater.engine.write_gate import WriteGate
 from headwater.storage.interface import RECORD_MAX_BYTES, Storage
 from headwater.storage.memory import MemoryStorage
+from headwater.storage.tail import BLOCK_BYTES, Tail
+
+_CLASSES: Final = (
+    LiveStream, ContentType, Append, Appended, CommitEntry, Quota, Metrics, Histogram, SteadyClock, MemoryStorage, Tail,
+)  # fmt: skip
 
 PlainAppend: TypeAlias = Callable[[str, str | None, bytes, OnAppended], bytes | None]
 
@@ -58,6 +63,29 @@ class PlainAppends:
         self._append: Final = append
         """`Engine.append`."""
         self._after_pending: Final = after_pending
+
+    def used(self) -> tuple[dict[str, type], dict[str, Any]]:
+        """The classes and the objects that the compiled path of these appends uses (`native/plain_append.pyx`)."""
+        used = {
+            "by_name": self._by_name,
+            "server_streams": self._server_streams,
+            "fenced": self._fenced,
+            "quota": self._quota,
+            "metrics": self._metrics,
+            "clock": self._clock,
+            "gate": self._gate,
+            "committer": self._committer,
+            "memory": self._memory,
+            "tails": self._memory.tails if self._memory is not None else None,
+            "split_json": split_json,
+            "accepted": AppendOutcome.ACCEPTED,
+            "max_body_bytes": RECORD_MAX_BYTES // LENGTH_BYTES,
+            "record_overhead_bytes": RECORD_OVERHEAD_BYTES,
+            "length_bytes": LENGTH_BYTES,
+            "block_bytes": BLOCK_BYTES,
+            "first_bound_s": REQUEST_SECONDS_BOUNDS[0],
+        }
+        return {each.__name__: each for each in _CLASSES}, used
 
     def append(self, name: str, content_type: str | None, body: bytes, done: OnAppended) -> bytes | None:
         """Append; returns the next offset if the append is complete, or None if `done` gets the result."""

@@ -80,7 +80,7 @@ def _repeat(
     if name not in engine.catalog.by_name or len(name) > context.limits.max_name_bytes:
         return None
     if render is None:
-        return Repeat(partial(engine.append_plain, name, content_type), _BEGINNING, _headers)
+        return Repeat(partial(engine.append_plain, name, content_type), _BEGINNING, _headers, (name, content_type))
     return Repeat(partial(_append_produced, engine.append, name, content_type, producer), b"", render)
 
 

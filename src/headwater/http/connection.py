@@ -200,6 +200,9 @@ class Connection(asyncio.Protocol):
             live.on_disconnect()
 
     def data_received(self, data: bytes) -> None:
+        append_known = self._context.append_known
+        if append_known is not None and append_known(self, data):
+            return
         if self._unparsed:
             self._unparsed += data
             self._flow.hold(UNPARSED)
@@ -221,6 +224,8 @@ class Connection(asyncio.Protocol):
                 or not known.generation.is_current
             ):
                 known = self._known = self._router.head_cache.find(data)
+                if known is not None and append_known is not None and append_known(self, data):
+                    return
             if known is not None:
                 self._answer_known(known, data[len(known.head) :], now_s)
                 # Not measured if it is a small append, which is never slow.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from headwater.core.cursors import next_cursor
 from headwater.core.errors import NotFound, Refusal
@@ -199,6 +199,9 @@ class Context:
         self.follow_sessions = FollowSessions(limits.max_follows, engine.follows.max_streams)
         self.open_events: OpenEvents = partial(LocalEvents, engine)
         """Opens the events of a follower of many streams."""
+        self.append_known: Callable[[Any, bytes], bool] | None = None
+        """Processes data that a connection received, if it is a plain append with a cached head; otherwise it returns
+        False and has changed nothing. None without a compiled path (see `compiled_appends`)."""
         self.set_debug()
         self._checks: Iterator[None] | None = None
         """The rest of the connections whose timeouts are being checked."""

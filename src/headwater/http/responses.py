@@ -50,6 +50,8 @@ class Repeat(msgspec.Struct, frozen=True):
     """The headers before that rest."""
     render: Callable[[Any], bytes | Response]
     """The response for the result; bytes are the headers of a 204."""
+    target: tuple[str, str | None] | None = None
+    """The stream and the content type of an append that has only a body, for its compiled path."""
 
 
 RepeatFor: TypeAlias = Callable[[str, ProducerHeaders | None], Repeat | None]

@@ -36,6 +36,7 @@ from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
 from headwater.http.access import AccessControl
+from headwater.http.compiled_appends import compiled_appends
 from headwater.http.compression import CompressedChunks
 from headwater.http.connection import Connection
 from headwater.http.context import Context, HttpLimits
@@ -343,7 +344,7 @@ def build_context(
     telemetry: ServerTelemetry | None = None,
 ) -> Context:
     server, http, limits = settings.server, settings.http, settings.limits
-    return Context(
+    context = Context(
         engine,
         HttpLimits(
             max_header_bytes=http.max_header_bytes,
@@ -383,6 +384,8 @@ def build_context(
         root_aliases=server.root_aliases,
         tracing=telemetry.requests if telemetry is not None else None,
     )
+    context.append_known = compiled_appends(context, (Connection,))
+    return context
 
 
 def warn_of_exposure(settings: Settings) -> None:

@@ -14,10 +14,12 @@ from headwater.storage.tail import Tail
 
 
 class MemoryStorage:
+    __slots__ = ("_bytes", "tails")
+
     waits_for_disk = False
 
     def __init__(self) -> None:
-        self._tails: dict[int, Tail] = {}
+        self.tails: dict[int, Tail] = {}
         self._bytes = 0
 
     def recover(self) -> Iterable[Record]:
@@ -38,35 +40,35 @@ class MemoryStorage:
                 self._create(record)
             if removed:
                 for stream_id in removed:
-                    self._bytes -= self._tails.pop(stream_id).size
+                    self._bytes -= self.tails.pop(stream_id).size
 
     def extend(self, stream_id: int, payload: bytes, lengths: Sequence[int], at_ms: int) -> None:
         """Add messages to a stream, at once."""
-        self._tails[stream_id].extend(payload, lengths, at_ms)
+        self.tails[stream_id].extend(payload, lengths, at_ms)
         self._bytes += len(payload)
 
     def boundary(self, stream_id: int, message_index: int) -> int | None:
-        return self._tails[stream_id].boundary(message_index)
+        return self.tails[stream_id].boundary(message_index)
 
     def cut(
         self, stream_id: int, message_index: int, byte_position: int, end_index: int, max_bytes: int
     ) -> tuple[int, int]:
-        return self._tails[stream_id].cut(message_index, byte_position, end_index, max_bytes)
+        return self.tails[stream_id].cut(message_index, byte_position, end_index, max_bytes)
 
     def lengths(self, stream_id: int, message_index: int, end_index: int) -> Sequence[int]:
-        return self._tails[stream_id].lengths(message_index, end_index)
+        return self.tails[stream_id].lengths(message_index, end_index)
 
     def arrivals(self, stream_id: int, message_index: int, end_index: int) -> Sequence[TimeRun]:
-        return self._tails[stream_id].arrivals(message_index, end_index)
+        return self.tails[stream_id].arrivals(message_index, end_index)
 
     def first_since(self, stream_id: int, at_ms: int) -> int:
-        return self._tails[stream_id].first_since(at_ms)
+        return self.tails[stream_id].first_since(at_ms)
 
     def read(self, stream_id: int, byte_position: int, end_position: int) -> Sequence[bytes | memoryview]:
-        return self._tails[stream_id].read(byte_position, end_position)
+        return self.tails[stream_id].read(byte_position, end_position)
 
     def trim(self, stream_id: int, message_index: int, byte_position: int) -> None:
-        tail = self._tails[stream_id]
+        tail = self.tails[stream_id]
         self._bytes -= byte_position - tail.byte_position
         tail.drop(message_index)
         assert tail.byte_position == byte_position, "a stream is trimmed at a boundary"
@@ -84,12 +86,12 @@ class MemoryStorage:
         return Usage(self._bytes, self._bytes)
 
     def close(self) -> None:
-        self._tails.clear()
+        self.tails.clear()
 
     def _create(self, record: Create) -> None:
         fork = record.fork
         tail = Tail(fork.message_index, fork.byte_position) if fork is not None else Tail(0, 0)
         if record.payload:
             tail.extend(record.payload, record.lengths, record.at_ms)
-        self._tails[record.id] = tail
+        self.tails[record.id] = tail
         self._bytes += len(record.payload)

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 SplitBody: TypeAlias = Callable[[bytes], tuple[bytes, tuple[int, ...], bool] | None]
 ScanElements: TypeAlias = Callable[[bytes, int, int, int], tuple[bytes, tuple[int, ...], int, bool] | None]
@@ -51,14 +51,18 @@ scan: ScanElements = pure_scan
 extend_ends: ExtendEnds = pure_extend_ends
 extend_shifted: ExtendShifted = pure_extend_shifted
 offset_token: OffsetToken = pure_offset_token
+PlainAppendPath: Any = None
+"""The class of the compiled path of plain appends; None in the pure build, whose way is the usual one."""
 if not os.environ.get("HEADWATER_PURE"):
     try:
         json_scan = import_module("headwater.core.native.json_scan")
+        plain_append = import_module("headwater.core.native.plain_append")
     except ImportError:
         # Built without a compiler, or for another version of Python.
         pass
     else:
         split, scan, extend_ends = json_scan.split, json_scan.scan, json_scan.extend_ends
         extend_shifted, offset_token = json_scan.extend_shifted, json_scan.offset_token
+        PlainAppendPath = plain_append.PlainAppendPath
 
 BUILD: Final = "pure" if split is pure_split else "compiled"
