@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from bench.calls import KeptTransport, ServerHarness, encode
 
 from headwater.config import Settings, StorageSettings
@@ -18,7 +19,7 @@ from headwater.http.flow import QUICK_TURNS, TURNS_S, Turns
 from headwater.http.headers import OK
 from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.responses import Response
+from headwater.http.responses import Deferred, Response
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
 from headwater.http.server import build_context, build_engine
@@ -39,9 +40,10 @@ class Costly(ServerHarness):
         engine = build_engine(settings, open_store(settings.storage), loop)
         super().__init__(engine, build_context(settings, engine, None, loop, 10_000))
         engine.start()
-        self.router = Router(
-            tuple(replace(route, handler=self._compute) if route.operation == "health" else route for route in ROUTES)
+        self.routes = tuple(
+            replace(route, handler=self._compute) if route.operation == "health" else route for route in ROUTES
         )
+        self.router = Router(self.routes)
         self.handled = 0
 
     def _compute(self, context: Context, request: Request, address: Address) -> Response:
@@ -210,6 +212,57 @@ def test_connection_that_is_lost_while_its_request_waits_does_not_process_it() -
         for _ in range(CLIENTS * 2):
             await asyncio.sleep(0)
         assert world.handled == handled < CLIENTS
+
+    run(test())
+
+
+class ClosableTransport(KeptTransport):
+    closing = False
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+
+@pytest.mark.parametrize("reason", ["Connection: close", "shutdown"])
+def test_request_that_waits_for_its_turn_is_not_processed_after_the_last_response(reason: str) -> None:
+    """It used to be processed, although the response before it said that the connection ends (RFC 9112 §9.6)."""
+    first = encode("GET", "/readyz")
+
+    async def test() -> None:
+        server = Costly()
+        running: list[Callable[[Any], None]] = []
+        slow = Deferred(running.append, lambda body: Response(OK, b"", body))
+        server.router = Router(
+            tuple(
+                replace(route, handler=lambda *_: slow) if route.pattern == "/readyz" else route
+                for route in server.routes
+            )
+        )
+        clients = [server.connect() for _ in range(CLIENTS)]
+        connection, transport = Connection(server.context, server.router), ClosableTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.data_received(GET)  # So that its head is known.
+        await asyncio.sleep(0)
+        if reason == "shutdown":
+            connection.data_received(first)
+            connection.drain()
+        else:
+            connection.data_received(first.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        for other, _ in clients:
+            other.data_received(GET)
+        connection.data_received(GET)
+        assert server.handled < CLIENTS, "it waits for its turn"
+        running.pop()(b"done")
+        assert b"Connection: close\r\n" in transport.written[-1]
+        assert transport.closing
+        await most_of_an_iteration(server, clients, 1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert server.handled == 1 + CLIENTS
+        assert transport.written[-1].endswith(b"done")
 
     run(test())
 

@@ -876,7 +876,7 @@ class Connection(asyncio.Protocol):
             self._send_pieces()
         elif self._live is not None:
             self._live.on_writable()
-        if self._unparsed and not self._flow.reasons & UNPARSED:
+        if self._unparsed and not self._flow.reasons & UNPARSED and not self._transport.is_closing():
             # It may be as it was received, so that its head may be known.
             data, self._unparsed = self._unparsed, b""
             self.data_received(data)
