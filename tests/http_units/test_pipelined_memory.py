@@ -45,9 +45,9 @@ class Rig:
 
         def counted(request: Request) -> None:
             on_request(request)
-            self.deepest = max(self.deepest, len(connection._queue))
+            self.deepest = max(self.deepest, len(connection._input.requests))
 
-        connection._parser._sink = Sink(connection, counted)
+        connection._input.parser._sink = Sink(connection, counted)
         return connection, transport
 
     async def wait(self) -> tuple[Connection, Transport]:
@@ -60,7 +60,7 @@ class Rig:
 
     async def until_read(self, connection: Connection, transport: Transport) -> None:
         async with asyncio.timeout(60):
-            while not transport.is_read or connection._queue or connection._unparsed:  # noqa: ASYNC110 - each iteration
+            while not transport.is_read or connection._input.requests or connection._input.unparsed:  # noqa: ASYNC110 - each iteration
                 await asyncio.sleep(0)
 
     async def create(self) -> tuple[Connection, Transport]:
@@ -106,7 +106,7 @@ def test_at_most_32_requests_are_queued_however_they_are_split(seed: int) -> Non
         for at, piece in enumerate(pieces):
             while not transport.is_read:
                 assert rig.deepest <= PIPELINE_MAX_REQUESTS
-                if not appended and connection._flow.reasons & QUEUE_FULL:
+                if not appended and connection._input.reasons & QUEUE_FULL:
                     appended = True
                     await rig.server.request(writer, written, APPEND, b"204")
                 await asyncio.sleep(0)
@@ -130,8 +130,10 @@ def test_header_fields_of_queued_requests_are_limited() -> None:
         connection, transport = await rig.wait()
         request = b"GET /a HTTP/1.1\r\n" + b"".join(b"%x:\r\n" % number for number in range(4_000)) + b"\r\n"
         connection.data_received(request * 8)
-        assert connection._queued_bytes < PIPELINE_MAX_BYTES + 3 * 4_000 * FIELD_BYTES, "the limit and a piece of input"
-        assert len(connection._queue) < 8
+        assert connection._input._queued_bytes < PIPELINE_MAX_BYTES + 3 * 4_000 * FIELD_BYTES, (
+            "the limit and a piece of input"
+        )
+        assert len(connection._input.requests) < 8
         assert not transport.is_read
         await rig.server.request(writer, written, APPEND, b"204")
         await rig.until_read(connection, transport)
@@ -149,8 +151,8 @@ def test_requests_and_input_that_wait_share_the_memory_for_bodies_and_are_503_be
         for connection, _ in clients:
             connection.data_received(many)
             assert rig.budget.held <= rig.budget.limit
-        accepted = [client for client in clients if client[0]._parser.refusal is None]
-        refused = [client for client in clients if client[0]._parser.refusal is not None]
+        accepted = [client for client in clients if client[0]._input.parser.refusal is None]
+        refused = [client for client in clients if client[0]._input.parser.refusal is not None]
         assert 3 <= len(accepted) <= 8
         await rig.server.request(writer, written, APPEND, b"204")
         for _, transport in refused:

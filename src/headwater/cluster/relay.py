@@ -27,7 +27,7 @@ from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import Channel
 from headwater.http.routing import Handler, Router
-from headwater.http.states import IDLE, RELAYED, TAKE_REFUSED, WRITING
+from headwater.http.states import RELAYED, TAKE_REFUSED, WRITING
 
 MOVE_AFTER: Final = 16
 """Number of requests in a row for streams of one other worker after which a connection moves again."""
@@ -76,10 +76,8 @@ class RelayingConnection(Connection):
         """Whether the connection can be handed over with the current request."""
         return (
             self.is_movable
-            and not self._queue
-            and not self._unparsed
-            and self._parser.state is IDLE
-            and not self._flow.reasons
+            and self._input.is_empty
+            and not self._input.reasons
             and not self._is_last
             and not self._context.draining
             and not self._transport.get_write_buffer_size()
@@ -129,7 +127,7 @@ class RelayingConnection(Connection):
         return upload
 
     def on_expect_continue(self) -> None:
-        upload = self._parser.upload
+        upload = self._input.parser.upload
         if isinstance(upload, RelayedUpload):
             upload.on_continue = super().on_expect_continue  # Its owner may refuse it instead.
         else:
@@ -137,9 +135,10 @@ class RelayingConnection(Connection):
 
     def _end_upload(self, upload: RelayedUpload, response: bytes) -> None:
         """If the owner of an upload has refused it before its body is complete, do not read the rest."""
-        if self._parser.upload is upload:
+        parser = self._input.parser
+        if parser.upload is upload:
             self._refused = response
-            self._parser.refuse(unavailable(upload.worker, 0))  # Reads no more; the response is that of the owner.
+            parser.refuse(unavailable(upload.worker, 0))  # Reads no more; the response is that of the owner.
             self._serve()
 
     def _answer_refused(self, refusal: Refusal) -> None:
@@ -147,7 +146,7 @@ class RelayingConnection(Connection):
             super()._answer_refused(refusal)
             return
         self._writing = WRITING[self._writing][TAKE_REFUSED]
-        self._request = self._parser.refused_request()
+        self._request = self._input.parser.refused_request()
         self._transport.write(self._refused)
         self._finish()
 

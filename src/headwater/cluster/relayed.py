@@ -44,7 +44,7 @@ class RelayedConnection(RelayingConnection):
         self._tunnel = tunnel
         # Not a subclass of asyncio's transports, which have slots and methods that a tunnel does not need.
         self._transport = cast("asyncio.Transport", tunnel)
-        self._flow.attach(self._transport)
+        self._input.attach(self._transport)
 
     def begin(self, origin: bytes, data: bytes) -> None:
         """Process the request of this client."""
@@ -58,13 +58,7 @@ class RelayedConnection(RelayingConnection):
     def reset(self) -> bool:
         """Forget the request that was answered; False if another one cannot begin."""
         self._request = None  # type: ignore[assignment]
-        return (
-            self._writing is IDLE
-            and self._parser.state is IDLE
-            and not self._queue
-            and not self._unparsed
-            and not self._flow.reasons
-        )
+        return self._writing is IDLE and self._input.is_empty and not self._input.reasons
 
     def _is_next(self) -> bool:
         return not self._tunnel.is_ahead and super()._is_next()

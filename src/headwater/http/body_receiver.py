@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from headwater.http.flow import BODY_TURN, FlowControl
-from headwater.http.parser import RequestParser
+from headwater.http.connection_input import ConnectionInput
+from headwater.http.flow import BODY_TURN
 from headwater.http.states import BODY
 
 _DISCARDED_BYTES: Final = 64 * 1024
@@ -26,15 +26,14 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self,
         connection: asyncio.Protocol,
         transport: asyncio.Transport,
-        parser: RequestParser,
-        flow: FlowControl,
+        received: ConnectionInput,
         now_s: Callable[[], float],
         on_end: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._transport = transport
-        self._parser = parser
-        self._flow = flow
+        self._parser = received.parser
+        self._flow = received
         self._now_s = now_s
         self._on_end = on_end
         self._call_soon = asyncio.get_running_loop().call_soon

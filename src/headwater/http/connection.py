@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
@@ -19,27 +18,21 @@ from headwater.core.errors import InternalError, Refusal
 from headwater.engine.cold_reads import ColdRead, Pending
 from headwater.engine.uploads import BlobUpload
 from headwater.http.body_receiver import BodyReceiver
+from headwater.http.connection_input import ConnectionInput
 from headwater.http.context import Context
 from headwater.http.flow import (
-    FIELD_BYTES,
-    PARSE_BYTES,
-    PIPELINE_MAX_BYTES,
-    PIPELINE_MAX_REQUESTS,
     POSTPONED_BYTES,
-    QUEUE_FULL,
     QUICK_S,
     QUICK_TURNS,
-    REQUEST_BYTES,
     TURN_BYTES,
     TURN_REQUESTS,
     UNPARSED,
     UNREAD,
     UPLOAD_AHEAD,
-    FlowControl,
 )
 from headwater.http.head_cache import KnownHead
 from headwater.http.headers import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, VARY_ENCODING, header, without_vary
-from headwater.http.parser import RequestParser, overloaded
+from headwater.http.parser import RequestParser
 from headwater.http.request import Request, UploadRequest
 from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseResponse, Repeat, Response, problem
 from headwater.http.routing import Router
@@ -74,15 +67,11 @@ UNSENT_BYTES: Final = 64 * 1024
 """The size of the piece of a response that is prepared while the client does not read; larger ones are shared."""
 MALFORMED: Final = "malformed"
 UNKNOWN: Final = "unknown"
-_NO_REQUESTS: Final[deque[Request]] = deque(maxlen=0)
-"""The queue of a connection that has none: an empty one takes 760 bytes."""
 _CLOSE: Final = b"Connection: close\r\n"
 _KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _END: Final = b"\r\n"
 _END_OF_HEAD: Final = b"\r\n\r\n"
-_SMALL_BYTES: Final = 16 * PIPELINE_MAX_REQUESTS
-"""Data that cannot have more requests than fit into the queue: each has a method, a target and a version."""
 
 
 class Connection(asyncio.Protocol):
@@ -91,18 +80,14 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_began_s",
         "_context",
-        "_counted_bytes",
-        "_flow",
+        "_input",
         "_is_last",
         "_is_proxied",
         "_known",
         "_live",
         "_namespace",
         "_operation",
-        "_parser",
         "_pieces",
-        "_queue",
-        "_queued_bytes",
         "_quick_turns",
         "_repeat",
         "_request",
@@ -113,8 +98,6 @@ class Connection(asyncio.Protocol):
         "_transport",
         "_turn_bytes",
         "_turn_is_due",
-        "_unparsed",
-        "_waiting_bytes",
         "_writing",
     )
 
@@ -127,19 +110,10 @@ class Connection(asyncio.Protocol):
         self._router = router
         # Per connection.
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._parser = RequestParser(context.parser_limits, context.budget, context.check_head, self)
-        self._flow = FlowControl()
-        self._queue = _NO_REQUESTS
-        self._queued_bytes = 0
-        """Memory of the queued requests."""
-        self._waiting_bytes = 0
-        """The part of it that no request has reserved."""
-        self._counted_bytes = 0
-        """Memory that is reserved for the queue and for the input that is not parsed yet."""
+        parser = RequestParser(context.parser_limits, context.budget, context.check_head, self)
+        self._input = ConnectionInput(parser)
         self._known: KnownHead | None = None
         """The head of the last request, if that is cached."""
-        self._unparsed = b""
-        """Input that will be parsed in later turns."""
         self._writing = IDLE
         self._is_last = False
         """Whether the connection is closed when the current response is complete."""
@@ -169,29 +143,23 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self._flow.attach(self._transport)
+        self._input.attach(self._transport)
         self._since_s = self._context.now_s
         if self._context.proxies:
             peer = transport.get_extra_info("peername")
             self._is_proxied = bool(peer) and self._context.proxies.trusts(peer[0])
         refusal = self._context.connections.add(self)
         if refusal is not None:
-            self._parser.refuse(refusal)
+            self._input.parser.refuse(refusal)
             self._serve()
         elif self._context.draining:
             self.drain()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._writing = WRITING[self._writing][CLOSE]
-        self._parser.close()
         if self._request is not None:
-            self._release(self._request)
-        for request in self._queue:
-            self._release(request)
-        self._queue = _NO_REQUESTS
-        self._unparsed = b""
-        self._queued_bytes = self._waiting_bytes = 0
-        self._count_waiting()
+            self._input.free(self._request)
+        self._input.close()
         self._drop_pieces()
         self._context.connections.discard(self)
         self._leave_namespace()
@@ -203,18 +171,17 @@ class Connection(asyncio.Protocol):
         append_known = self._context.append_known
         if append_known is not None and append_known(self, data):
             return
-        if self._unparsed:
-            self._unparsed += data
-            self._flow.hold(UNPARSED)
-            self._count_waiting()
+        received = self._input
+        if received.unparsed:
+            received.extend(data)
             return
         now_s = perf_counter()
         turns = self._context.turns
         if now_s >= turns.ends_at_s and not turns.begin(now_s):
             self._postpone(data)
             return
-        parser = self._parser
-        if self._writing is IDLE and parser.state is IDLE and not self._queue and not self._flow.reasons:
+        parser = received.parser
+        if self._writing is IDLE and parser.state is IDLE and not received.requests and not received.reasons:
             # Usually the head is the same as that of the previous request: then it is not looked up.
             known = self._known
             if (
@@ -234,128 +201,54 @@ class Connection(asyncio.Protocol):
                 else:
                     self._quick_turns = 0
                 return
-            self._feed(data)
-            if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
-                known = self._known = self._router.head_cache.remember(data, self._queue[0])
+            received.parse(data, self._context.now_s)
+            if len(received.requests) == 1 and parser.state is IDLE and not received.unparsed:
+                known = self._known = self._router.head_cache.remember(data, received.requests[0])
                 if known is not None:
-                    self._queued_bytes = self._waiting_bytes = 0
-                    self._answer(self._queue.popleft(), now_s, known)
+                    self._answer(received.take(), now_s, known)
         elif self._writing is LINGERING and self._context.connections.has_many_refused:
             # All received bytes were read, so closing does not reset the connection.
             self.close()
             return
         else:
-            self._feed(data)
-        if parser.state is BODY and not self._unparsed:
+            received.parse(data, self._context.now_s)
+        if parser.state is BODY and not received.unparsed:
             self._receive_bulk()
         self._serve(now_s)
         self._quick_turns = self._quick_turns + 1 if perf_counter() - now_s < QUICK_S else 0
 
     def _postpone(self, data: bytes) -> None:
         """Keep received data for a turn, because this iteration of the event loop has no time left for requests."""
-        self._keep(data)
-        self._count_waiting()
+        self._input.keep(data)
+        self._input.reserve()
         self._schedule_turn()
-
-    def _keep(self, data: bytes) -> None:
-        """Keep input that cannot be parsed now."""
-        self._unparsed = data
-        if len(data) > POSTPONED_BYTES:
-            self._flow.hold(UNPARSED)
 
     def _receive_bulk(self) -> None:
         """Receive the rest of a large body without the parser, if the transport can change its protocol."""
-        if hasattr(self._transport, "set_protocol") and self._parser.begin_bulk():
+        if hasattr(self._transport, "set_protocol") and self._input.parser.begin_bulk():
             context = self._context
-            BodyReceiver(self, self._transport, self._parser, self._flow, lambda: context.now_s, self._serve)
-
-    def _feed(self, data: bytes) -> None:
-        """Parse a piece of received data; `_serve` parses the rest when the queue has space and the turn has time."""
-        if self._parser.refusal is not None:
-            return
-        parser = self._parser
-        if self._flow.reasons & (QUEUE_FULL | UNREAD):
-            self._keep(data)
-            return
-        if len(data) <= _SMALL_BYTES and not self._queue:
-            parser.feed(data, self._context.now_s)
-            return
-        end = self._end_of_piece(data)
-        parser.feed(data[:end], self._context.now_s)
-        if parser.takes_bulk():
-            begin, end = end, end + parser.missing_bytes()
-            parser.feed(data[begin:end], self._context.now_s)
-        if parser.refusal is None and end < len(data):
-            self._keep(data[end:])
-
-    def _end_of_piece(self, data: bytes) -> int:
-        """The end of a part of the data that has no more requests than fit into the queue."""
-        if self._parser.takes_bulk():
-            return self._parser.missing_bytes() or len(data)
-        space = PIPELINE_MAX_REQUESTS - len(self._queue)
-        # One request may have begun in earlier data; each other one ends at or after an empty line.
-        end = 0
-        for _ in range(space - 1):
-            found = data.find(_END_OF_HEAD, end, PARSE_BYTES)
-            if found < 0:
-                return PARSE_BYTES
-            end = found + len(_END_OF_HEAD)
-        return end
-
-    def _count_waiting(self) -> None:
-        """Reserve the memory of requests and input that wait, and refuse those that exceed the budget."""
-        unparsed = len(self._unparsed)
-        size = self._waiting_bytes + (unparsed if unparsed > POSTPONED_BYTES else 0)
-        budget = self._context.budget
-        if size > self._counted_bytes and not budget.take(size - self._counted_bytes):
-            self._unparsed = b""
-            while self._waiting_bytes > self._counted_bytes:
-                request = self._queue.pop()
-                self._queued_bytes -= request.waiting_bytes + request.reserved_bytes
-                self._waiting_bytes -= request.waiting_bytes
-                self._release(request)
-            self._parser.refuse(overloaded())
-            size = self._waiting_bytes
-        if size < self._counted_bytes:
-            budget.release(self._counted_bytes - size)
-        self._counted_bytes = size
+            BodyReceiver(self, self._transport, self._input, lambda: context.now_s, self._serve)
 
     def eof_received(self) -> bool:
         # A half-closed client still gets the responses to its requests. A half-closed live reader has disconnected.
         if self._writing is LINGERING:
             return False  # The response was sent completely.
-        return self._live is None and (self._writing is not IDLE or bool(self._queue) or bool(self._unparsed))
+        received = self._input
+        return self._live is None and (self._writing is not IDLE or bool(received.requests) or bool(received.unparsed))
 
     def pause_writing(self) -> None:
-        self._flow.hold(UNREAD)
+        self._input.hold(UNREAD)
         self._since_s = self._context.now_s
 
     def resume_writing(self) -> None:
-        self._flow.release(UNREAD)
+        self._input.release(UNREAD)
         self._since_s = self._context.now_s
         self._continue()
 
     # -- the parser's sink -----------------------------------------------------------------------------------------
 
     def on_request(self, request: Request) -> None:
-        if self._queue is _NO_REQUESTS:
-            self._queue = deque()
-        self._queue.append(request)
-        self._queued_bytes += request.reserved_bytes
-        if self._writing is not IDLE or len(self._queue) > 1:
-            self._count_request(request)
-
-    def _count_request(self, request: Request) -> None:
-        """Count a request that has to wait for others."""
-        size = REQUEST_BYTES + len(request.target) + self._parser.head_bytes + FIELD_BYTES * len(request.headers)
-        if not request.reserved_bytes:
-            size += len(request.body)
-        request.waiting_bytes = size
-        self._waiting_bytes += size
-        self._queued_bytes += size
-        # One more may be complete before the parser returns.
-        if len(self._queue) >= PIPELINE_MAX_REQUESTS - 1 or self._queued_bytes >= PIPELINE_MAX_BYTES:
-            self._flow.hold(QUEUE_FULL)
+        self._input.add(request, waits=self._writing is not IDLE)
 
     def on_expect_continue(self) -> None:
         # Only if this request is next: `100 Continue` must not be sent before an earlier response.
@@ -365,21 +258,21 @@ class Connection(asyncio.Protocol):
     def begin_upload(self, head: Request) -> BlobUpload | None:
         upload = self._router.begin_upload(self._context, head, is_next=self._is_next())
         if upload is not None:
-            upload.on_drained = partial(self._flow.release, UPLOAD_AHEAD)
+            upload.on_drained = partial(self._input.release, UPLOAD_AHEAD)
         return upload
 
     def on_upload_ahead(self) -> None:
-        self._flow.hold(UPLOAD_AHEAD)
+        self._input.hold(UPLOAD_AHEAD)
 
     def _is_next(self) -> bool:
         """Whether all requests before the one that is being read have been answered."""
-        return self._writing is IDLE and not self._queue
+        return self._writing is IDLE and not self._input.requests
 
     # -- the channel of a live response ----------------------------------------------------------------------------
 
     @property
     def writable(self) -> bool:
-        return not self._flow.reasons & UNREAD and self._turn_bytes < TURN_BYTES
+        return not self._input.reasons & UNREAD and self._turn_bytes < TURN_BYTES
 
     def begin_body(self, headers: bytes) -> None:
         if self._request.http_1_0:
@@ -397,7 +290,7 @@ class Connection(asyncio.Protocol):
             self._count_turn(len(chunk))
 
     def offer_chunk(self, chunk: bytes) -> bool:
-        if self._flow.reasons & UNREAD or self._turn_bytes >= TURN_BYTES or self._writing is not LIVE:
+        if self._input.reasons & UNREAD or self._turn_bytes >= TURN_BYTES or self._writing is not LIVE:
             return False
         self._transport.write(chunk)
         self._turn_bytes += len(chunk)
@@ -429,7 +322,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_slow_reader(self) -> bool:
         """Whether the client has not read its responses."""
-        return self._flow.unread and self._writing is not CLOSED
+        return bool(self._input.reasons & UNREAD) and self._writing is not CLOSED
 
     @property
     def unread_bytes(self) -> int:
@@ -447,17 +340,18 @@ class Connection(asyncio.Protocol):
         waited_s = now_s - self._since_s
         if self._writing is CLOSED:
             return  # It was lost since the check of all connections began.
-        if self._flow.unread:
+        received = self._input
+        if received.reasons & UNREAD:
             if waited_s > context.limits.write_timeout_s:
                 context.metrics.slow_followers += 1
                 self.abort()
         elif self._writing is LINGERING:
             if waited_s > LINGER_S:
                 self.abort()
-        elif self._writing is not IDLE or self._queue or self._unparsed:
+        elif self._writing is not IDLE or received.requests or received.unparsed:
             return
-        elif self._parser.state is not IDLE:
-            self._parser.check_time(now_s)
+        elif received.parser.state is not IDLE:
+            received.parser.check_time(now_s)
             self._serve()
         elif waited_s > context.limits.idle_timeout_s:
             self.close()
@@ -468,17 +362,14 @@ class Connection(asyncio.Protocol):
         """Free what only the next request needs: most connections are idle most of the time."""
         self._began_s = 0.0
         self._request = self._known = None  # type: ignore[assignment]
-        self._queue = _NO_REQUESTS
-        self._parser.rest()
+        self._input.rest()
 
     def drain(self) -> None:
         """Finish the running requests, then close, because the server is stopping."""
         self._is_last = True
         if self._live is not None:
             self._live.on_drain()
-        elif self._writing is LINGERING or (
-            self._writing is IDLE and not self._queue and not self._unparsed and self._parser.state is IDLE
-        ):
+        elif self._writing is LINGERING or (self._writing is IDLE and self._input.is_empty):
             self.close()
 
     def close(self) -> None:
@@ -500,11 +391,12 @@ class Connection(asyncio.Protocol):
         if self._serving:
             return
         self._serving = True
-        turns = self._context.turns
+        context, received = self._context, self._input
+        turns = context.turns
         left = TURN_REQUESTS
         while not self._turn_is_due and not self._transport.is_closing():
-            is_next = self._queue and self._writing is IDLE and not self._flow.unread
-            if not is_next and not (self._unparsed and self._has_space()):
+            is_next = received.requests and self._writing is IDLE and not received.reasons & UNREAD
+            if not is_next and not (received.unparsed and received.has_space()):
                 break
             if left != TURN_REQUESTS or not now_s:
                 now_s = perf_counter()
@@ -513,28 +405,14 @@ class Connection(asyncio.Protocol):
                     break
             left -= 1
             if is_next:
-                request = self._queue.popleft()
-                self._queued_bytes -= request.waiting_bytes + request.reserved_bytes
-                self._waiting_bytes -= request.waiting_bytes
-                self._answer(request, now_s)
+                self._answer(received.take(), now_s)
             else:
-                rest, self._unparsed = self._unparsed, b""
-                self._feed(rest)
+                received.parse_rest(context.now_s)
         self._serving = False
-        if self._flow.reasons and not self._unparsed:
-            self._flow.release(UNPARSED)
-        if not self._queue:
-            self._flow.release(QUEUE_FULL)
-            if self._parser.refusal is not None and self._writing is IDLE and not self._transport.is_closing():
-                self._answer_refused(self._parser.refusal)
-        if self._waiting_bytes or self._counted_bytes or self._unparsed:
-            self._count_waiting()
-
-    def _has_space(self) -> bool:
-        """Whether more input may be parsed."""
-        if not self._queue:
-            self._flow.release(QUEUE_FULL)
-        return not self._flow.reasons & (QUEUE_FULL | UNREAD)
+        received.settle()
+        refusal = received.parser.refusal
+        if refusal is not None and not received.requests and self._writing is IDLE and not self._transport.is_closing():
+            self._answer_refused(refusal)
 
     def _answer_known(self, known: KnownHead, body: bytes, began_s: float) -> None:
         """Process a request whose head is cached, without the steps that depend only on the head."""
@@ -640,7 +518,7 @@ class Connection(asyncio.Protocol):
     def _answer_refused(self, refusal: Refusal) -> None:
         """Send the refusal of a request that is not read completely, then close the connection."""
         self._writing = WRITING[self._writing][TAKE_REFUSED]
-        self._request = self._parser.refused_request()
+        self._request = self._input.parser.refused_request()
         self._operation = MALFORMED
         self._began_s = perf_counter()
         self._send(problem(refusal))
@@ -810,7 +688,7 @@ class Connection(asyncio.Protocol):
         """Complete the current response: process the next request, or close."""
         request = self._request
         if request.reserved_bytes or type(request) is UploadRequest:
-            self._release(request)
+            self._input.free(request)
         if self._namespace is not None:
             self._leave_namespace()
         if self._writing is REFUSING:
@@ -821,7 +699,7 @@ class Connection(asyncio.Protocol):
             self.close()
         elif self._serving:
             return  # `_serve` processes the next one.
-        elif self._queue or self._parser.refusal is not None:
+        elif self._input.requests or self._input.parser.refusal is not None:
             self._serve()
         else:
             self._since_s = self._context.now_s
@@ -831,14 +709,6 @@ class Connection(asyncio.Protocol):
         namespace, self._namespace = self._namespace, None
         if namespace is not None and self._context.limited_namespaces is not None:
             self._context.limited_namespaces.end_request(namespace)
-
-    def _release(self, request: Request) -> None:
-        """Release the memory budget of a request, and abort its upload if no handler finished it."""
-        if request.reserved_bytes:
-            self._context.budget.release(request.reserved_bytes)
-            request.reserved_bytes = 0
-        if type(request) is UploadRequest and request.upload is not None:
-            request.upload.abandon()
 
     def _linger(self) -> None:
         """Close without a reset: a client that is still sending its body must be able to read the response."""
@@ -864,7 +734,7 @@ class Connection(asyncio.Protocol):
     def _next_turn(self) -> None:
         self._turn_is_due = False
         self._turn_bytes = 0
-        if not self._flow.reasons & UNREAD:
+        if not self._input.reasons & UNREAD:
             began_s = perf_counter()
             self._continue()
             if perf_counter() - began_s >= QUICK_S:
@@ -876,9 +746,10 @@ class Connection(asyncio.Protocol):
             self._send_pieces()
         elif self._live is not None:
             self._live.on_writable()
-        if self._unparsed and not self._flow.reasons & UNPARSED and not self._transport.is_closing():
+        received = self._input
+        if received.unparsed and not received.reasons & UNPARSED and not self._transport.is_closing():
             # It may be as it was received, so that its head may be known.
-            data, self._unparsed = self._unparsed, b""
+            data, received.unparsed = received.unparsed, b""
             self.data_received(data)
-        elif self._unparsed or self._writing is IDLE:
+        elif received.unparsed or self._writing is IDLE:
             self._serve()

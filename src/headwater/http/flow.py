@@ -60,11 +60,6 @@ class FlowControl:
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
-    @property
-    def unread(self) -> bool:
-        """Whether the client has not read its responses."""
-        return bool(self.reasons & UNREAD)
-
     def hold(self, reason: int) -> None:
         """Do not read from the socket until the reason is released."""
         if not self.reasons and self._transport is not None and not self._transport.is_closing():

@@ -93,7 +93,6 @@ class RequestParser:
         "_body",
         "_body_buffer",
         "_body_bytes",
-        "_budget",
         "_bulk",
         "_check_head",
         "_chunked_quiet_bytes",
@@ -108,6 +107,7 @@ class RequestParser:
         "_sink",
         "_target",
         "_upgrading",
+        "budget",
         "head_bytes",
         "now_s",
         "refusal",
@@ -118,7 +118,7 @@ class RequestParser:
 
     def __init__(self, limits: ParserLimits, budget: ByteBudget, check_head: HeadCheck, sink: RequestSink) -> None:
         self._limits = limits
-        self._budget = budget
+        self.budget = budget
         self._check_head = check_head
         self._sink = sink
         self._parser: httptools.HttpRequestParser = None  # type: ignore[assignment]
@@ -499,7 +499,7 @@ class RequestParser:
             self.since_s = self.now_s
 
     def _reserve(self, size: int) -> bool:
-        if not self._budget.take(size - self._reserved):
+        if not self.budget.take(size - self._reserved):
             return False
         self._reserved = size
         return True
@@ -508,7 +508,7 @@ class RequestParser:
         """Discard the request that was being read."""
         self._body = b""
         self._body_buffer = self._bulk = None
-        self._budget.release(self._reserved)
+        self.budget.release(self._reserved)
         self._reserved = 0
         if self.upload is not None:
             self.upload.abandon()
