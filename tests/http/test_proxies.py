@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.http.raw import RawConnection, encode
 from tests.serving import Server, serve
 
 FORWARDED = {
@@ -47,6 +48,26 @@ def test_every_logged_request_has_an_id_that_the_client_gets(trusting: Server) -
     given = answer.headers["x-request-id"]
     assert given != "not valid"
     trusting.wait_for_log(f"request_id={given}")
+
+
+def test_refused_request_is_logged_with_its_own_id_and_client(trusting: Server) -> None:
+    """It used to have the id of the request before it on the connection, and the address of the proxy."""
+    with RawConnection(trusting) as connection:
+        assert connection.request("GET", "/healthz", headers=FORWARDED).header("x-request-id") == "from-the-proxy-1"
+        refused = {**FORWARDED, "X-Request-Id": "from-the-proxy-2", "Content-Length": "1", "Transfer-Encoding": "gzip"}
+        connection.send(encode("POST", "/v1/stream/refused", headers=refused))
+        answer = connection.response()
+        assert (answer.status, answer.header("x-request-id")) == (400, "from-the-proxy-2")
+    trusting.wait_for_log("path=/v1/stream/refused")
+    (line,) = [line for line in trusting.log().splitlines() if "path=/v1/stream/refused" in line]
+    assert "client=203.0.113.9" in line
+    assert "request_id=from-the-proxy-2" in line
+    with RawConnection(trusting) as connection:
+        assert connection.request("GET", "/healthz", headers=FORWARDED).header("x-request-id") == "from-the-proxy-1"
+        connection.send(b"no request\r\n\r\n")
+        answer = connection.response()
+        assert answer.status == 400
+        assert answer.header("x-request-id") not in (None, "from-the-proxy-1")
 
 
 def test_location_uses_the_public_url_whatever_the_client_and_its_proxy_sent() -> None:

@@ -418,9 +418,11 @@ class Connection(ResponseWriter):
     def _answer_refused(self, refusal: Refusal) -> None:
         """Send the refusal of a request that is not read completely, then close the connection."""
         self._writing = WRITING[self._writing][TAKE_REFUSED]
-        self._request = self._input.parser.refused_request()
+        self._request = request = self._input.parser.refused_request()
         self._operation = MALFORMED
         self._began_s = perf_counter()
+        request.is_proxied = self._is_proxied
+        self._request_id = self._context.request_id_of(request) if self._context.debug else ""
         self._send(problem(refusal))
 
     def _complete(
