@@ -175,7 +175,7 @@ class RelayingConnection(Connection):
         if check is not None:
             check()
         owner = known.owner
-        if owner < 0 or self._is_proxied or self._context.debug:
+        if owner < 0 or self._is_proxied or self._context.request_log.is_debug:
             if known.repeat is not None:
                 self._streak = 0
             super()._answer_known(known, body, began_s)

@@ -226,7 +226,7 @@ class RelayServer:
         if begin == frames.BEGIN_FOLLOW:
             return self._following.serve(peer, number)
         pool, context = self._pools[begin & ~frames.AHEAD], self._context
-        if not context.observed and not self._has_proxies and not context.draining:
+        if not context.request_log.is_on and not self._has_proxies and not context.draining:
             known = pool.router.head_cache.find(data)
             if known is not None and known.repeat is not None:
                 now_s, turns = perf_counter(), context.turns

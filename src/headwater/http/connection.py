@@ -318,7 +318,7 @@ class Connection(ResponseWriter):
         """Process a request whose head is cached, without the steps that depend only on the head."""
         repeat = known.repeat
         context = self._context
-        if repeat is None or self._is_proxied or self._is_last or context.observed:
+        if repeat is None or self._is_proxied or self._is_last or context.request_log.is_on:
             self._answer(known.request_with(body), began_s, known)
             return
         self._request = known.request
@@ -371,7 +371,8 @@ class Connection(ResponseWriter):
         self._writing = WRITING[self._writing][TAKE]
         if self._is_proxied:
             request.is_proxied = True
-        self._request_id = self._context.request_id_of(request) if self._context.debug else ""
+        request_log = self._context.request_log
+        self._request_id = request_log.id_of(request) if request_log.is_debug else ""
         self._handle(request, known)
 
     def _handle(self, request: Request, known: KnownHead | None = None) -> None:
@@ -422,7 +423,8 @@ class Connection(ResponseWriter):
         self._operation = MALFORMED
         self._began_s = perf_counter()
         request.is_proxied = self._is_proxied
-        self._request_id = self._context.request_id_of(request) if self._context.debug else ""
+        request_log = self._context.request_log
+        self._request_id = request_log.id_of(request) if request_log.is_debug else ""
         self._send(problem(refusal))
 
     def _complete(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -27,15 +25,13 @@ from headwater.http.forwarding import TrustedProxies
 from headwater.http.headers import CommonHeaders
 from headwater.http.parser import HeadCheck, ParserLimits
 from headwater.http.request import Request
-
-log = logging.getLogger("headwater.http")
+from headwater.http.request_log import RequestLog, RequestTracing
 
 SHRINK_MIN: Final = 1_000
 """The set of connections is made again if it had more than this many and most have ended."""
 REFUSED_MAX: Final = 16
 """Connections beyond the limit, TLS handshakes among them, that stay open until their clients have read the refusal.
 There are descriptors for as many and some more (see `descriptors`); without one, a client gets no response at all."""
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +54,6 @@ class HttpLimits:
     long_poll_timeout_s: float
     sse_reconnect_s: float
     max_follows: int
-
-
-class RequestTracing(Protocol):
-    """Records a span for each request (`headwater.otel`)."""
-
-    def record(
-        self,
-        headers: Mapping[bytes, bytes],
-        method: bytes,
-        target: bytes,
-        operation: str,
-        status: int,
-        began_s: float,
-        client: str,
-    ) -> None: ...
 
 
 class OpenConnection(Protocol):
@@ -181,8 +162,7 @@ class Context:
         self.compression = compression
         self.compresses_events = compresses_events
         self.proxies = proxies if proxies is not None else TrustedProxies(())
-        self._new_request_id = request_id
-        self.tracing = tracing
+        self.request_log = RequestLog(self.proxies, request_id, tracing)
         self.root_aliases = tuple(alias.encode() for alias in root_aliases)
         self.draining = False
         self.connections = OpenConnections(limits.max_connections)
@@ -202,7 +182,6 @@ class Context:
         self.append_known: Callable[[Any, bytes], bool] | None = None
         """Processes data that a connection received, if it is a plain append with a cached head; otherwise it returns
         False and has changed nothing. None without a compiled path (see `compiled_appends`)."""
-        self.set_debug()
         self._checks: Iterator[None] | None = None
         """The rest of the connections whose timeouts are being checked."""
         self._cursor_interval_secs = cursor_interval_secs
@@ -223,11 +202,6 @@ class Context:
         """The state of all subscriptions, for metrics."""
         return Census() if self._subscriptions is None else self._subscriptions.census()
 
-    def set_debug(self) -> None:
-        """Check once whether requests are logged or traced, not for every request."""
-        self.debug = log.isEnabledFor(logging.DEBUG)
-        self.observed = self.debug or self.tracing is not None
-
     def cursor(self, echoed: str | None) -> str:
         """The cursor of a live response to a client that sent `echoed`."""
         return next_cursor(self.engine.now_ms(), self._cursor_interval_secs, echoed, random.random())
@@ -240,16 +214,6 @@ class Context:
             hop = self.proxies.hop(request.headers)
             scheme, host = hop.scheme or scheme, hop.host or host
         return f"{scheme}://{host}" if host else ""
-
-    def request_id_of(self, request: Request) -> str:
-        """The id of a request from the client or a proxy, or a new one."""
-        given = request.header(b"x-request-id")
-        return given if given is not None and _REQUEST_ID.fullmatch(given) else self._new_request_id()
-
-    def client_of(self, request: Request, peer: tuple[str, int] | None) -> str:
-        """The address of the client: of the connection, or as reported by a trusted proxy."""
-        forwarded = self.proxies.hop(request.headers).client if request.is_proxied else ""
-        return forwarded or (f"{peer[0]}:{peer[1]}" if peer else "")
 
     def location(self, request: Request) -> bytes:
         """The URL of the request itself, with the configured base URL or the one that the client used."""

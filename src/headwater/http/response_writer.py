@@ -166,7 +166,7 @@ class ResponseWriter(asyncio.Protocol):
 
     def _fail(self, error: BaseException) -> None:
         """Handle an internal error: log it with an id that is also sent to the client, without details."""
-        request_id = self._request_id or self._context.request_id_of(self._request)
+        request_id = self._request_id or self._context.request_log.id_of(self._request)
         log.error("request %s failed: %s %r", request_id, self._request.method, self._request.target, exc_info=error)
         if self._writing is not SERVING:
             self.abort()
@@ -209,8 +209,8 @@ class ResponseWriter(asyncio.Protocol):
             headers += self._connection_header()
         self._transport.write(b"%b%b\r\n%b" % (head, headers, body))
         context.metrics.count_request(self._operation, status, perf_counter() - self._began_s)
-        if context.observed:
-            self._observe(status)
+        if context.request_log.is_on:
+            self._log(status)
 
     def _write_head(self, status: int, headers: bytes) -> None:
         head = self._context.common_headers.begin(status, self._request.headers.get(b"origin"))
@@ -220,27 +220,12 @@ class ResponseWriter(asyncio.Protocol):
             headers += header("X-Request-Id", self._request_id)
         self._transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
         self._context.metrics.count_request(self._operation, status, perf_counter() - self._began_s)
-        if self._context.observed:
-            self._observe(status)
+        if self._context.request_log.is_on:
+            self._log(status)
 
-    def _observe(self, status: int) -> None:
-        """Log and trace the request."""
-        request, context = self._request, self._context
-        client = context.client_of(request, self._transport.get_extra_info("peername"))
-        if context.tracing is not None:
-            context.tracing.record(
-                request.headers, request.method, request.target, self._operation, status, self._began_s, client
-            )
-        if context.debug:
-            extra = {
-                "request_id": self._request_id,
-                "method": request.method.decode("latin-1"),
-                "path": request.target.decode("latin-1"),
-                "status": status,
-                "duration_ms": round((perf_counter() - self._began_s) * 1000, 3),
-                "client": client,
-            }
-            log.debug("answered", extra=extra)
+    def _log(self, status: int) -> None:
+        peer = self._transport.get_extra_info("peername")
+        self._context.request_log.record(self._request, self._request_id, self._operation, status, self._began_s, peer)
 
     def _connection_header(self) -> bytes:
         request = self._request

@@ -86,7 +86,7 @@ class Reloader:
             log.error("the settings were not reloaded: %s", error)
             return
         set_up_logging(settings.log.filter, settings.log.format)
-        self._context.set_debug()
+        self._context.request_log.update_level()
         log.info("reloaded certificate, client authorities and log levels; other settings need a restart")
 
 
