@@ -1,14 +1,21 @@
-"""What the parser of a connection keeps: little while the connection is idle, nothing after it has ended."""
+"""What the parser of a connection keeps: little while it is idle or its reader waits, nothing after it has ended."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import tracemalloc
 import weakref
 
+import pytest
+from bench.calls import ServerHarness, encode
+
+from headwater.config import Settings, StorageSettings
+from headwater.engine.open_storage import open_store
 from headwater.http.flow import ByteBudget
 from headwater.http.parser import ParserLimits, RequestParser
 from headwater.http.request import Request
+from headwater.http.server import build_context, build_engine
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -79,3 +86,48 @@ def test_parser_does_not_rest_within_a_request() -> None:
         sink.parser.feed(REQUEST[at : at + 1], 0.0)
         sink.parser.rest()
     assert [request.target for request in sink.requests] == [b"/healthz"]
+
+
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+def test_live_reader_keeps_little_for_its_next_request_and_can_send_one(live: str) -> None:
+    """The parser and the queue of a live reader used to take 1,600 bytes until the response was complete."""
+    watch = encode("GET", f"/v1/stream/watched?offset=now&live={live}")
+    following = encode("GET", "/healthz")
+    count = 100
+
+    async def test() -> None:
+        settings = Settings(storage=StorageSettings(mode="memory"))
+        loop = asyncio.get_running_loop()
+        engine = build_engine(settings, open_store(settings.storage), loop)
+        server = ServerHarness(engine, build_context(settings, engine, None, loop, 10_000))
+        engine.start()
+        writer, written = server.connect()
+        await server.request(writer, written, encode("PUT", "/v1/stream/watched"), b"201")
+        readers = [server.connect() for _ in range(count)]
+        tracemalloc.start()
+        try:
+            for number, (reader, _) in enumerate(readers):
+                reader.data_received(watch)
+                if number % 2:
+                    reader.data_received(following[:20])
+                await asyncio.sleep(0)
+            before, _ = tracemalloc.get_traced_memory()
+            for reader, _ in readers:
+                reader.check_time(server.context.now_s)
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert before - after > count // 2 * 1_000
+        await server.request(writer, written, encode("POST", "/v1/stream/watched", b"an event"), b"204")
+        for number, (reader, _) in enumerate(readers):
+            reader.data_received(following[20:] if number % 2 else following)
+            await asyncio.sleep(0)
+        for reader, received in readers:
+            assert b"an event" in b"".join(received.written)
+            if live == "sse":
+                assert [request.target for request in reader._input.requests] == [b"/healthz"]
+            else:
+                assert received.written[-1].endswith(b"\r\n\r\nok")
+        engine.stop()
+
+    asyncio.run(test())

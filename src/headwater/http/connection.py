@@ -45,6 +45,7 @@ from headwater.http.states import (
     IDLE,
     LINGER,
     LINGERING,
+    LIVE,
     REFUSING,
     SENDING,
     SERVING,
@@ -257,6 +258,8 @@ class Connection(ResponseWriter):
         elif self._writing is LINGERING:
             if waited_s > LINGER_S:
                 self.abort()
+        elif self._writing is LIVE and received.is_empty:
+            received.rest()  # A live reader rarely sends its next request soon.
         elif self._writing is not IDLE or received.requests or received.unparsed:
             return
         elif received.parser.state is not IDLE:
