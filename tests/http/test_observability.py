@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -179,10 +180,11 @@ def test_at_debug_one_line_is_logged_per_request() -> None:
     assert "secret content" not in server.log()
 
 
-# The real server with one bug: every access to the stream named `bug` raises.
+# The real server with two bugs: every access to the stream named `bug` raises, and the check of a head for `unread`.
 _BUGGY_SERVER = """
 import sys
 from headwater.engine.engine import Engine
+from headwater.http.access import AccessControl
 
 look_up = Engine.look_up
 
@@ -191,14 +193,23 @@ def buggy(self, name, *arguments, **named):
         raise RuntimeError("an internal secret")
     return look_up(self, name, *arguments, **named)
 
+check = AccessControl.refusal
+
+def buggy_check(self, method, target, headers):
+    if target.endswith(b"/unread"):
+        raise RuntimeError("another secret")
+    return check(self, method, target, headers)
+
 Engine.look_up = buggy
+AccessControl.refusal = buggy_check
 sys.argv = ["headwater", "serve", "--port", "0"]
 from headwater.cli import main
 main()
 """
 
 
-def test_internal_error_is_500_with_a_logged_id_and_no_details() -> None:
+@contextmanager
+def buggy_server() -> Iterator[Server]:
     process = subprocess.Popen(
         [sys.executable, "-c", _BUGGY_SERVER],
         env=server_environment(),
@@ -209,23 +220,43 @@ def test_internal_error_is_500_with_a_logged_id_and_no_details() -> None:
     server = Server(process, Path())
     try:
         server.wait_until_listening()
-        with stream_on(server, "bug") as bug, stream_on(server, "sound") as sound:
-            sound.create("data")
-            with httpx.Client(base_url=server.url, verify=False) as http:
-                failed = http.get(bug.path)
-                # The connection and the server still work.
-                assert http.get(sound.path).content == b"data"
-            assert_problem(failed, 500, "internal_error")
-            assert failed.headers["x-content-type-options"] == "nosniff"
-            assert "secret" not in failed.text
-            request_id = failed.headers["x-request-id"]
-            again = httpx.get(f"{server.url}{bug.path}?offset=-1&live=sse")
-            assert (again.status_code, again.headers["x-request-id"] == request_id) == (500, False)
+        yield server
     finally:
         server.stop()
+
+
+def test_internal_error_is_500_with_a_logged_id_and_no_details() -> None:
+    with (
+        buggy_server() as server,
+        stream_on(server, "bug") as bug,
+        stream_on(server, "sound") as sound,
+    ):
+        sound.create("data")
+        with httpx.Client(base_url=server.url, verify=False) as http:
+            failed = http.get(bug.path)
+            # The connection and the server still work.
+            assert http.get(sound.path).content == b"data"
+        assert_problem(failed, 500, "internal_error")
+        assert failed.headers["x-content-type-options"] == "nosniff"
+        assert "secret" not in failed.text
+        request_id = failed.headers["x-request-id"]
+        again = httpx.get(f"{server.url}{bug.path}?offset=-1&live=sse")
+        assert (again.status_code, again.headers["x-request-id"] == request_id) == (500, False)
     line = next(line for line in server.log().splitlines() if request_id in line)
     assert "ERROR" in line
     server.wait_for_log("an internal secret")
+
+
+def test_internal_error_while_a_request_is_read_is_500_as_well() -> None:
+    """It was 400, told the client to correct its request, and was not logged."""
+    with buggy_server() as server, stream_on(server, "unread") as stream, stream_on(server, "sound") as sound:
+        failed = httpx.post(f"{server.url}{stream.path}", content=b"x" * 100_000)
+        assert_problem(failed, 500, "internal_error")
+        assert "secret" not in failed.text
+        sound.create("data")
+    line = next(line for line in server.log().splitlines() if failed.headers["x-request-id"] in line)
+    assert "ERROR" in line
+    server.wait_for_log("another secret")
 
 
 def test_request_times_are_counted_by_operation(observed: Server) -> None:

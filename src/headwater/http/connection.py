@@ -428,7 +428,10 @@ class Connection(ResponseWriter):
         request.is_proxied = self._is_proxied
         request_log = self._context.request_log
         self._request_id = request_log.id_of(request) if request_log.is_debug else ""
-        self._send(problem(refusal))
+        if refusal.__cause__ is None:
+            self._send(problem(refusal))
+        else:
+            self._fail(refusal.__cause__)  # Of the server, while it read the request.
 
     def _complete(
         self, request: Request, render: Callable[[Any], Response | PiecewiseResponse], result: object

@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias
 import httptools
 import msgspec
 
-from headwater.core.errors import BadRequest, MethodNotAllowed, PayloadTooLarge, Refusal
+from headwater.core.errors import BadRequest, InternalError, MethodNotAllowed, PayloadTooLarge, Refusal
 from headwater.core.http_errors import (
     HeadersTooLarge,
     Overloaded,
@@ -173,7 +173,7 @@ class RequestParser:
                 rest = memoryview(rest)[offer.args[0] :]
                 self._read_without_upgrade()
             except httptools.HttpParserError as error:
-                self.refuse(BadRequest(f"The request is not valid HTTP; correct the client: {error}."))
+                self._refuse_invalid(error)
                 break
             if self.refusal is not None:
                 break
@@ -455,7 +455,16 @@ class RequestParser:
         try:
             self._parser.feed_data(head + fields + b"\r\n")
         except httptools.HttpParserError as error:
-            self.refuse(BadRequest(f"The request is not valid HTTP; correct the client: {error}."))
+            self._refuse_invalid(error)
+
+    def _refuse_invalid(self, error: httptools.HttpParserError) -> None:
+        """Refuse what httptools cannot parse. An error in a callback is a defect of the server, not of the request."""
+        if isinstance(error, httptools.HttpParserCallbackError):
+            refusal: Refusal = InternalError("An unexpected error occurred in the server; its log has the details.")
+            refusal.__cause__ = error.__context__
+        else:
+            refusal = BadRequest(f"The request is not valid HTTP; correct the client: {error}.")
+        self.refuse(refusal)
 
     def _begin_upload(self) -> bool:
         """Decide where the body is stored; False if it is refused."""

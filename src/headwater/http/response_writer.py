@@ -21,7 +21,7 @@ from headwater.http.flow import QUICK_TURNS, TURN_BYTES, UNREAD
 from headwater.http.headers import NO_CONTENT, NOT_MODIFIED, OK, VARY_ENCODING, header, without_vary
 from headwater.http.request import Request
 from headwater.http.responses import Buffer, LiveResponse, PiecewiseResponse, Response, problem
-from headwater.http.states import GO_LIVE, IDLE, LIVE, SEND_PIECES, SENDING, SERVING, WRITING
+from headwater.http.states import GO_LIVE, IDLE, LIVE, REFUSING, SEND_PIECES, SENDING, SERVING, WRITING
 
 log = logging.getLogger("headwater.http")
 
@@ -168,7 +168,7 @@ class ResponseWriter(asyncio.Protocol):
         """Handle an internal error: log it with an id that is also sent to the client, without details."""
         request_id = self._request_id or self._context.request_log.id_of(self._request)
         log.error("request %s failed: %s %r", request_id, self._request.method, self._request.target, exc_info=error)
-        if self._writing is not SERVING:
+        if self._writing is not SERVING and self._writing is not REFUSING:
             self.abort()
             return
         self._send(
