@@ -106,7 +106,10 @@ def compare(step: Step, reply: Reply) -> None:
     if reply.status != step.status:
         raise Mismatch(f"status {reply.status} instead of {step.status}; {reply.body[:300]!r}")
     for key, wanted in step.facts.items():
-        found = _FACTS[key](reply)
+        try:
+            found = _FACTS[key](reply)
+        except KeyError as missing:
+            raise Mismatch(f"there is no {missing} instead of {key} {wanted!r}; {reply.body[:300]!r}") from None
         if found != wanted:
             raise Mismatch(f"{key} is {found!r} instead of {wanted!r}")
 

@@ -82,10 +82,11 @@ def test_server_that_accepts_malformed_heads_is_detected() -> None:
     [
         b"HTTP/1.1 204 No Content\r\nStream-Next-Offset: 0000000000000001_0000000000000002\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nStream-Next-Offset: 0000000000000001_0000000000000001\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\nStream-Closed: true\r\n\r\n",
         b"HTTP/1.1 204 No Content\r\nStream-Next-Offset: a\r\nStream-Next-Offset: a\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
     ],
-    ids=["offset", "status", "twice", "framing"],
+    ids=["offset", "status", "missing", "twice", "framing"],
 )
 def test_wrong_response_is_a_mismatch(answer: bytes) -> None:
     replies = Replies()
