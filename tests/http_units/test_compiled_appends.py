@@ -92,7 +92,7 @@ class World(ServerHarness):
             "metrics": (metrics.appends, metrics.append_bytes, metrics.appended_messages, metrics.requests),
             "seconds": {name: sum(each.counts) for name, each in metrics.request_seconds.items()},
             "connections": [
-                (one._writing, one._operation, one._request_id, one._is_last, one._flow.reasons)
+                (one._writing, one._operation, one._request_id, one._is_last, one._input.reasons)
                 for one, _ in self.clients
             ],
             "requests": [getattr(one._request, "target", None) for one, _ in self.clients],
@@ -183,7 +183,7 @@ def publish_all(value: bool) -> Step:
 
 def observe(value: bool) -> Step:
     def run(world: World) -> None:
-        world.context.observed = value
+        world.context.request_log.is_on = value
 
     return run
 
@@ -382,7 +382,7 @@ def test_class_without_the_expected_slots_is_refused() -> None:
     class Other:
         __slots__ = ()
 
-    with pytest.raises(TypeError, match=r"Other\._parser is not a slot"):
+    with pytest.raises(TypeError, match=r"Other\._input is not a slot"):
         native.PlainAppendPath({"Connection": Other}, {})
 
 

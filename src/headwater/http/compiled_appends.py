@@ -7,8 +7,9 @@ from typing import Final, TypeAlias
 
 from headwater.core import native
 from headwater.http.connection import Connection
+from headwater.http.connection_input import ConnectionInput
 from headwater.http.context import Context
-from headwater.http.flow import POSTPONED_BYTES, FlowControl, Turns
+from headwater.http.flow import POSTPONED_BYTES, Turns
 from headwater.http.head_cache import HeadGeneration, KnownHead
 from headwater.http.headers import NO_CONTENT
 from headwater.http.parser import RequestParser
@@ -18,7 +19,7 @@ from headwater.http.states import ANSWERED, TAKEN
 AppendKnown: TypeAlias = Callable[[Connection, bytes], bool]
 """Processes received data, or returns False and has changed nothing."""
 
-_CLASSES: Final = (Connection, RequestParser, FlowControl, Turns, KnownHead, HeadGeneration, Repeat)
+_CLASSES: Final = (Connection, ConnectionInput, RequestParser, Turns, KnownHead, HeadGeneration, Repeat)
 
 
 def compiled_appends(context: Context, connection_types: Sequence[type[Connection]]) -> AppendKnown | None:
@@ -31,6 +32,7 @@ def compiled_appends(context: Context, connection_types: Sequence[type[Connectio
         used
         | {
             "context": context,
+            "request_log": context.request_log,
             "turns": context.turns,
             "connection_types": connection_types,
             "idle": ANSWERED,

@@ -312,7 +312,7 @@ class Connection(ResponseWriter):
             else:
                 received.parse_rest(context.now_s)
         self._serving = False
-        received.settle()
+        received.refresh()
         refusal = received.parser.refusal
         if refusal is not None and not received.requests and self._writing is IDLE and not self._transport.is_closing():
             self._answer_refused(refusal)

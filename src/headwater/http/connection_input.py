@@ -174,7 +174,7 @@ class ConnectionInput(FlowControl):
             budget.release(self._reserved_bytes - size)
         self._reserved_bytes = size
 
-    def settle(self) -> None:
+    def refresh(self) -> None:
         """Read the socket again if what waited has been parsed or processed, and update the reserved memory."""
         if self.reasons:
             if not self.unparsed:

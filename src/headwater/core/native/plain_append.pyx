@@ -45,8 +45,11 @@ _CLOCKS = ("perf_counter", "monotonic")
 # The offsets of the slots that are used here, for each class. The names are in the same order in `_NAMES`.
 
 cdef struct ConnectionSlots:
-    Py_ssize_t parser, flow, queue, unparsed, writing, known, is_proxied, is_last
+    Py_ssize_t received, writing, known, is_proxied, is_last
     Py_ssize_t request, request_id, repeat, operation, began_s, since_s, quick_turns, transport, serving, namespace
+
+cdef struct InputSlots:
+    Py_ssize_t reasons, parser, requests, unparsed
 
 cdef struct KnownHeadSlots:
     Py_ssize_t head, size, generation, request, operation, repeat, owner
@@ -76,10 +79,11 @@ cdef struct ContentTypeSlots:
 
 _NAMES = {
     "Connection": (
-        "_parser", "_flow", "_queue", "_unparsed", "_writing", "_known", "_is_proxied", "_is_last",
+        "_input", "_writing", "_known", "_is_proxied", "_is_last",
         "_request", "_request_id", "_repeat", "_operation", "_began_s", "_since_s", "_quick_turns", "_transport",
         "_serving", "_namespace",
     ),
+    "ConnectionInput": ("reasons", "parser", "requests", "unparsed"),
     "KnownHead": ("head", "size", "generation", "request", "operation", "repeat", "owner"),
     "Repeat": ("beginning", "target"),
     "LiveStream": (
@@ -195,6 +199,7 @@ cdef class PlainAppendPath:
 
     # The slots of the objects of a request, and their classes.
     cdef ConnectionSlots _connection
+    cdef InputSlots _received
     cdef KnownHeadSlots _known
     cdef RepeatSlots _repeat
     cdef StreamSlots _stream
@@ -203,12 +208,12 @@ cdef class PlainAppendPath:
     cdef QuotaSlots _of_quota
     cdef MetricsSlots _of_metrics
     cdef HistogramSlots _histogram
-    cdef Py_ssize_t _state, _refusal, _reasons, _is_current, _ends_at_s, _start_s, _stored_bytes, _streak
+    cdef Py_ssize_t _state, _refusal, _is_current, _ends_at_s, _start_s, _stored_bytes, _streak
     cdef dict _streaks
-    cdef object _connection_class, _parser_class, _flow_class, _known_class, _generation_class, _repeat_class
+    cdef object _connection_class, _input_class, _parser_class, _known_class, _generation_class, _repeat_class
     cdef object _stream_class, _content_type_class, _tail_class, _record_class, _entry_class, _result_class
     # The server.
-    cdef object _context, _turns, _quota, _metrics, _clock, _gate, _committer, _memory, _server_streams, _split_json
+    cdef object _context, _request_log, _turns, _quota, _metrics, _clock, _gate, _committer, _memory, _server_streams, _split_json
     cdef object _idle, _in_service, _no_content, _accepted
     cdef dict _by_name, _fenced, _tails
     cdef tuple _counted
@@ -219,6 +224,7 @@ cdef class PlainAppendPath:
     def __init__(self, classes, server):
         """`classes` by name, and the objects of the server that a request uses, by name."""
         find_slots(&self._connection, classes, "Connection")
+        find_slots(&self._received, classes, "ConnectionInput")
         find_slots(&self._known, classes, "KnownHead")
         find_slots(&self._repeat, classes, "Repeat")
         find_slots(&self._stream, classes, "LiveStream")
@@ -229,13 +235,12 @@ cdef class PlainAppendPath:
         find_slots(&self._histogram, classes, "Histogram")
         self._state = offset_of(classes["RequestParser"], "state")
         self._refusal = offset_of(classes["RequestParser"], "refusal")
-        self._reasons = offset_of(classes["FlowControl"], "reasons")
         self._is_current = offset_of(classes["HeadGeneration"], "is_current")
         self._ends_at_s = offset_of(classes["Turns"], "ends_at_s")
         self._start_s = offset_of(classes["SteadyClock"], "_start_s")
         self._stored_bytes = offset_of(classes["MemoryStorage"], "_bytes")
         self._connection_class = None
-        self._parser_class, self._flow_class = classes["RequestParser"], classes["FlowControl"]
+        self._input_class, self._parser_class = classes["ConnectionInput"], classes["RequestParser"]
         self._known_class, self._generation_class = classes["KnownHead"], classes["HeadGeneration"]
         self._repeat_class, self._stream_class = classes["Repeat"], classes["LiveStream"]
         self._content_type_class, self._tail_class = classes["ContentType"], classes["Tail"]
@@ -250,7 +255,7 @@ cdef class PlainAppendPath:
         for name, kind in (("turns", "Turns"), ("quota", "Quota"), ("metrics", "Metrics"), ("memory", "MemoryStorage")):
             if type(server[name]) is not classes[kind] and (name != "memory" or self._memory is not None):
                 raise TypeError(f"{name} is not a {kind}")
-        self._context, self._turns = server["context"], server["turns"]
+        self._context, self._request_log, self._turns = server["context"], server["request_log"], server["turns"]
         self._quota, self._metrics, self._clock = server["quota"], server["metrics"], server["clock"]
         self._is_steady = type(self._clock) is classes["SteadyClock"] and all(
             [time.get_clock_info(each).implementation == "clock_gettime(CLOCK_MONOTONIC)" for each in _CLOCKS]
@@ -271,6 +276,7 @@ cdef class PlainAppendPath:
     def append(self, connection, bytes data):
         """Process received data of a connection; False, with nothing changed, if it is not a plain append."""
         cdef ConnectionSlots* c = &self._connection
+        cdef InputSlots* i = &self._received
         cdef KnownHeadSlots* k = &self._known
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data), head_bytes
         cdef double began_s
@@ -286,12 +292,13 @@ cdef class PlainAppendPath:
         head_bytes = PyBytes_GET_SIZE(head)
         if head_bytes >= size or memcmp(PyBytes_AS_STRING(data), PyBytes_AS_STRING(head), head_bytes):
             return False
-        parser, flow = get(connection, c.parser), get(connection, c.flow)
+        received = get(connection, c.received)
+        if not is_a(received, self._input_class) or get_int(received, i.reasons):
+            return False
+        if len(get(received, i.requests)) or len(get(received, i.unparsed)):
+            return False
+        parser = get(received, i.parser)
         if not is_a(parser, self._parser_class) or not has(parser, self._state, self._idle):
-            return False
-        if not is_a(flow, self._flow_class) or get_int(flow, self._reasons):
-            return False
-        if len(get(connection, c.queue)) or len(get(connection, c.unparsed)):
             return False
         if not has(connection, c.is_proxied, False) or not has(connection, c.is_last, False):
             return False
@@ -299,7 +306,7 @@ cdef class PlainAppendPath:
         generation, repeat = get(known, k.generation), get(known, k.repeat)
         if not is_a(generation, self._generation_class) or not has(generation, self._is_current, True):
             return False
-        if not is_a(repeat, self._repeat_class) or get_int(known, k.owner) >= 0 or self._context.observed:
+        if not is_a(repeat, self._repeat_class) or get_int(known, k.owner) >= 0 or self._request_log.is_on:
             return False
         target = get(repeat, self._repeat.target)
         if target is None:
@@ -339,6 +346,7 @@ cdef class PlainAppendPath:
     cdef int complete(self, Completion completion, result) except -1:
         """Respond to an append that is durable, or was refused by the committer."""
         cdef ConnectionSlots* c = &self._connection
+        cdef InputSlots* i = &self._received
         connection = completion.connection
         if not has(connection, c.writing, self._in_service):
             return 0  # The client has disconnected.
@@ -352,10 +360,11 @@ cdef class PlainAppendPath:
             return 0
         try:
             self._respond(connection, completion, get(connection, c.operation), <double> get(connection, c.began_s))
+            received = get(connection, c.received)
             if (
                 has(connection, c.serving, False)
-                and not len(get(connection, c.queue))
-                and has(get(connection, c.parser), self._refusal, None)
+                and not len(get(received, i.requests))
+                and has(get(received, i.parser), self._refusal, None)
             ):
                 put(connection, c.writing, self._idle)
                 put(connection, c.since_s, self._context.now_s)
