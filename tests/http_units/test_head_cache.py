@@ -144,7 +144,7 @@ def test_memory_is_bounded_and_the_server_still_works() -> None:
         data = post(b"abc", target=f"/v1/stream/{number}")
         heads.remember(data, one(data))
         assert facts(found(heads, data)) == facts(one(data))
-    assert len(heads._heads) <= KNOWN_MAX
+    assert len(heads.heads) <= KNOWN_MAX
 
 
 def test_an_empty_line_in_a_body_does_not_move_the_head() -> None:
@@ -277,7 +277,7 @@ def test_values_of_a_producer_are_read_from_each_request() -> None:
         data = produced(id_, epoch, seq, "X-A: b", target=f"/v1/stream/{name}")
         assert recognised(heads, data) == repr((name, ProducerHeaders(id_, epoch, seq))).encode()
         assert facts(found(heads, data)) == facts(one(data))
-    assert not heads._heads
+    assert not heads.heads
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_streams_of_other_workers_are_not_found() -> None:
     known = heads.remember(data, one(data))
     assert known is not None
     heads.remember_headers(known, repeat_of)
-    heads._heads.clear()
+    heads.heads.clear()
     assert recognised(heads, data) is not None
     assert heads.find(post(b"abc", target="/v1/stream/b")) is None
 

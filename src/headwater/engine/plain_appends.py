@@ -65,7 +65,7 @@ class PlainAppends:
         self._after_pending: Final = after_pending
 
     def used(self) -> tuple[dict[str, type], dict[str, Any]]:
-        """The classes and the objects that the compiled path of these appends uses (`native/plain_append.pyx`)."""
+        """The classes and the objects that the compiled path of these appends uses (`core/native/plain_append`)."""
         used = {
             "by_name": self._by_name,
             "server_streams": self._server_streams,

@@ -1,4 +1,4 @@
-"""The compiled path of plain appends, if this build has it (see `core/native/plain_append.pyx`)."""
+"""The compiled path of plain appends, if this build has it (see `core/native/plain_append`)."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class AppendHeaders(msgspec.Struct, frozen=True):
 
 class HeadCache:
     def __init__(self, is_local: Callable[[str], bool] | None = None) -> None:
-        self._heads: BoundedCache[bytes, KnownHead] = BoundedCache(KNOWN_MAX)
+        self.heads: BoundedCache[bytes, KnownHead] = BoundedCache(KNOWN_MAX)
         self._append_headers: BoundedCache[bytes, AppendHeaders] = BoundedCache(KNOWN_MAX)
         self._producer_headers: BoundedCache[bytes, AppendHeaders] = BoundedCache(KNOWN_MAX)
         """Without the lines of the producer."""
@@ -99,7 +99,7 @@ class HeadCache:
         """The head of `data`, if that is exactly one request whose head is known."""
         end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
         head = data[:end]
-        known = self._heads.get(head)
+        known = self.heads.get(head)
         if known is None:
             line = _APPEND.match(head)
             if line is not None:
@@ -130,14 +130,14 @@ class HeadCache:
         size = len(head) + fields.body_bytes
         known = KnownHead(head, size, self._generation, request, fields.operation, repeat)
         if producer is None:
-            self._heads.put(head, known)
+            self.heads.put(head, known)
         return known
 
     def clear(self) -> None:
         """Clear the cache, because the location of a stream has changed. Connections that keep a head notice it."""
         self._generation.is_current = False
         self._generation = HeadGeneration()
-        self._heads.clear()
+        self.heads.clear()
         self._append_headers.clear()
         self._producer_headers.clear()
 
@@ -157,7 +157,7 @@ class HeadCache:
         shared = Request(request.method, request.target, headers, b"", False, True)
         known = KnownHead(head, len(data), self._generation, shared)
         if b"producer-seq" not in headers:
-            self._heads.put(head, known)
+            self.heads.put(head, known)
         return known
 
     def remember_headers(self, known: KnownHead, repeat_for: RepeatFor) -> None:

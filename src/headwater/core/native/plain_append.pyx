@@ -25,6 +25,14 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 import time
 from types import MemberDescriptorType
 
+cdef extern from "string.h":
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    """
+    void* memmem(const void*, size_t, const void*, size_t) noexcept
+
 cdef extern from *:
     """
     #include <structmember.h>
@@ -45,7 +53,7 @@ _CLOCKS = ("perf_counter", "monotonic")
 # The offsets of the slots that are used here, for each class. The names are in the same order in `_NAMES`.
 
 cdef struct ConnectionSlots:
-    Py_ssize_t received, writing, known, is_proxied, is_last
+    Py_ssize_t received, writing, known, router, is_proxied, is_last
     Py_ssize_t request, request_id, repeat, operation, began_s, since_s, quick_turns, transport, serving, namespace
 
 cdef struct InputSlots:
@@ -79,7 +87,7 @@ cdef struct ContentTypeSlots:
 
 _NAMES = {
     "Connection": (
-        "_input", "_writing", "_known", "_is_proxied", "_is_last",
+        "_input", "_writing", "_known", "_router", "_is_proxied", "_is_last",
         "_request", "_request_id", "_repeat", "_operation", "_began_s", "_since_s", "_quick_turns", "_transport",
         "_serving", "_namespace",
     ),
@@ -285,13 +293,10 @@ cdef class PlainAppendPath:
             return False
         if not has(connection, c.writing, self._idle) or size > self._max_request_bytes:
             return False
-        known = get(connection, c.known)
-        if not is_a(known, self._known_class) or get_int(known, k.size) != size:
+        known = self._head_of(connection, data)
+        if known is None:
             return False
-        cdef bytes head = get(known, k.head)
-        head_bytes = PyBytes_GET_SIZE(head)
-        if head_bytes >= size or memcmp(PyBytes_AS_STRING(data), PyBytes_AS_STRING(head), head_bytes):
-            return False
+        head_bytes = PyBytes_GET_SIZE(get(known, k.head))
         received = get(connection, c.received)
         if not is_a(received, self._input_class) or get_int(received, i.reasons):
             return False
@@ -333,6 +338,35 @@ cdef class PlainAppendPath:
             put(connection, c.since_s, self._context.now_s)
             self._respond(connection, completion, operation, began_s)
         return True
+
+    cdef object _head_of(self, connection, bytes data):
+        """The known head of a request, usually that of the last one; None if it is not known, or has no body."""
+        cdef ConnectionSlots* c = &self._connection
+        cdef KnownHeadSlots* k = &self._known
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef const char* start = PyBytes_AS_STRING(data)
+        cdef const char* end
+        cdef bytes head
+        known = get(connection, c.known)
+        if is_a(known, self._known_class) and get_int(known, k.size) == size:
+            head = get(known, k.head)
+            if PyBytes_GET_SIZE(head) < size and not memcmp(start, PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head)):
+                return known
+        if size < 5 or memcmp(start, b"POST ", 5):
+            return None
+        end = <const char*> memmem(start, size, b"\r\n\r\n", 4)
+        if end == NULL or end + 4 == start + size:
+            return None
+        cdef PyObject* found = PyDict_GetItem(
+            get(connection, c.router).head_cache.heads, PyBytes_FromStringAndSize(start, end + 4 - start)
+        )
+        if found == NULL or not is_a(<object> found, self._known_class):
+            return None
+        known = <object> found
+        if get_int(known, k.size) != size:
+            return None
+        put(connection, c.known, known)
+        return known
 
     cdef bint _takes(self, cls) except -1:
         """Whether connections of this class can take this path; the last one is kept."""
