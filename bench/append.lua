@@ -31,7 +31,8 @@ end
 function done(summary, latency, _)
   local errors = summary.errors
   io.write(string.format(
-    'RESULT {"requests": %d, "duration_us": %d, "p50_us": %d, "p99_us": %d, "refused": %d, "broken": %d}\n',
-    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99), errors.status,
+    'RESULT {"requests": %d, "duration_us": %d, "p50_us": %d, "p99_us": %d, "p999_us": %d, "refused": %d, "broken": %d}\n',
+    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
+    latency:percentile(99.9), errors.status,
     errors.connect + errors.read + errors.write + errors.timeout))
 end

@@ -7,9 +7,9 @@
     python -m bench.report --page run.json                   write the tables and the charts of docs/benchmarks.md
 
 One client on one core loads one server on another, and the servers take turns in each round; only the ratios within a
-run are meaningful. A bare echo of the same requests shows the limit of the generator, and a raw loop of syncs that of
-the disk. The loads are in `workloads`, growth is in `scale`. If a request to our server fails there is no report;
-another server that fails under a load is listed with its first error.
+run are meaningful. Small appends are sent by wrk if it is installed. A bare echo of the same requests shows the limit
+of the generator, and a raw loop of syncs that of the disk. The loads are in `workloads`, growth is in `scale`. If a
+request to our server fails there is no report; another server that fails under a load is listed with its first error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bench import scale
 from bench.limits import GROWING_FILE, bare_echo, sync_loop
 from bench.report_page import write_page
 from bench.servers import LOAD_CORE, SERVER_CORE, STORAGE_MODES, Running, headwater, official_node, on_core
-from bench.workloads import ECHO, ECHOED, LOADS, peak_bytes
+from bench.workloads import CLIENT, ECHO, ECHOED, LOADS, peak_bytes
 from headwater.core import native
 
 _START_S = 20.0
@@ -134,6 +134,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "taken": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "build": native.BUILD,
+        "client": CLIENT,
         "load_average": os.getloadavg()[0],
         "rounds": arguments.rounds,
         "seconds": arguments.seconds,

@@ -84,7 +84,7 @@ def tables(run: dict[str, Any]) -> str:
     lines = [
         f"Measured on {run['taken'][:10]}: {run['machine']}, {run.get('build', 'unknown')} build,"
         f" load average {run['load_average']:.1f}, {run['rounds']} rounds of {run['seconds']:g} s for each load and"
-        " server, in turns."
+        f" server, in turns; small appends were sent by {run.get('client', 'Python')}."
         " Median, with the lowest and the highest round in parentheses; times are in microseconds, CPU is the server's"
         " time for one request.",
         "",

@@ -1,6 +1,7 @@
 """The loads of `bench.report`: the requests of one client on one core to one server, and the measurements.
 
-Every load keeps one request in flight on each of its connections. A response that is not a success ends the run,
+Every load keeps one request in flight on each of its connections. Small appends are sent by wrk if it is installed,
+because a client in Python takes as much CPU time for them as the server. A response that is not a success ends the run,
 because a rate with errors is meaningless; only after a 503 with `Retry-After`, which is counted, the connection pauses
 and continues.
 """
@@ -8,8 +9,10 @@ and continues.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import select
+import shutil
 import socket
 import time
 from collections import deque
@@ -18,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench import append
 from bench.servers import Running
 
 TEXT = "text/plain"
@@ -35,6 +39,8 @@ CREATE_MAX_S = 300.0
 PIPELINED = 50
 HUGE = b"x" * (14 * 2**20)
 ECHO = "bare echo"
+CLIENT = "wrk" if shutil.which("wrk") else "Python"
+"""What sends small appends."""
 _JSON_BATCH = json.dumps([SMALL.decode()] * BATCH).encode()
 
 
@@ -210,6 +216,28 @@ def appends(
             if streams == 1 and server.name != ECHO:
                 links[0].delete(paths[0])
             return sample
+
+    return run
+
+
+def small_appends(connections: int, *, streams: int = 1) -> Load:
+    """Appends of 100 bytes over this many connections, sent by wrk."""
+    if CLIENT != "wrk":
+        return appends(connections, streams=streams)
+
+    def run(server: Running, path: str, seconds: float) -> Sample:
+        with ExitStack() as opened:
+            links = [opened.enter_context(connected(server)) for _ in range(32)]
+            paths = [f"{path}-{number}" for number in range(streams)]
+            create_many(links, paths, TEXT)
+            load = append.Load(connections, streams, math.ceil(seconds), SMALL.decode(), TEXT)
+            cpu_before_s = cpu_seconds(server.pid)
+            sent = append.run_wrk(server.url, load, paths)
+            cpu_us = (cpu_seconds(server.pid) - cpu_before_s) * 1e6 / sent["requests"]
+            if streams == 1 and server.name != ECHO:
+                links[0].delete(paths[0])
+            per_second = sent["requests"] / sent["duration_us"] * 1e6
+            return Sample(per_second, sent["p50_us"], sent["p99_us"], sent["p999_us"], cpu_us)
 
     return run
 
@@ -447,12 +475,12 @@ def _memory(pid: int, field: str) -> int:
 
 
 LOADS: dict[str, tuple[str, Load]] = {
-    "append, 1 connection": ("appends/s", appends(1)),
-    "append, 8 connections": ("appends/s", appends(8)),
-    "append, 32 connections": ("appends/s", appends(32)),
-    "append, 128 connections": ("appends/s", appends(128)),
-    "spread over 500 streams": ("appends/s", appends(64, streams=500)),
-    "spread over 10,000 streams": ("appends/s", appends(64, streams=10_000)),
+    "append, 1 connection": ("appends/s", small_appends(1)),
+    "append, 8 connections": ("appends/s", small_appends(8)),
+    "append, 32 connections": ("appends/s", small_appends(32)),
+    "append, 128 connections": ("appends/s", small_appends(128)),
+    "spread over 500 streams": ("appends/s", small_appends(64, streams=500)),
+    "spread over 10,000 streams": ("appends/s", small_appends(64, streams=10_000)),
     "JSON, batches of 500": ("messages/s", appends(8, _JSON_BATCH, JSON, units=BATCH)),
     "1 MiB bodies": ("MB/s", appends(8, LARGE, units=len(LARGE) / 1e6)),
     "14 MiB bodies": ("MB/s", appends(2, HUGE, units=len(HUGE) / 1e6)),
