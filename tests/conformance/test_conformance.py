@@ -34,17 +34,25 @@ SMALL_CHUNKS = {
     "DS_STORAGE__SEGMENT_BYTES": "65536",
 }
 TLS = "TLS"
+PURE = {"HEADWATER_PURE": "1"}
+"""Without the compiled functions."""
 
 # Every mode and every other way to run the server in as few runs as possible; the durable modes have their defaults.
 RUNS: dict[str, dict[str, Any]] = {
     "memory, 2 workers": {"DS_STORAGE__MODE": "memory", "DS_SERVER__WORKERS": "2"},
-    f"file-fast, 1 KiB chunks from files, {TLS}": {"DS_STORAGE__MODE": "file-fast", **SMALL_CHUNKS},
+    f"pure Python, file-fast, 1 KiB chunks from files, {TLS}": {
+        **PURE,
+        "DS_STORAGE__MODE": "file-fast",
+        **SMALL_CHUNKS,
+    },
     "file-durable": {"DS_STORAGE__MODE": "file-durable"},
     "acid": {"DS_STORAGE__MODE": "acid"},
 }
 RUNS_ALONE: dict[str, dict[str, Any]] = {
     "memory": {"DS_STORAGE__MODE": "memory"},
     "file-fast": {"DS_STORAGE__MODE": "file-fast"},
+    "pure Python, memory": {**PURE, "DS_STORAGE__MODE": "memory"},
+    "pure Python, file-durable": {**PURE, "DS_STORAGE__MODE": "file-durable"},
     "1 KiB chunks from files": {"DS_STORAGE__MODE": "file-durable", **SMALL_CHUNKS},
     TLS: {},
 }

@@ -463,7 +463,13 @@ async def listen(run: Run, wake: Wake, number: int) -> None:
 
 
 def run_against_server(
-    *, requests: int, seed: int, mode: str = "memory", depth: int = DEPTH_MAX, program: tuple[str, ...] = ("headwater",)
+    *,
+    requests: int,
+    seed: int,
+    mode: str = "memory",
+    depth: int = DEPTH_MAX,
+    program: tuple[str, ...] = ("headwater",),
+    pure: bool = False,
 ) -> Counter[str]:
     """Start a server, send the requests, stop it."""
     settings: dict[str, Any] = {
@@ -478,6 +484,8 @@ def run_against_server(
         "DS_SERVER__IDLE_TIMEOUT_SECS": "3600",
         "DS_SERVER__WRITE_TIMEOUT_SECS": "3600",
     }
+    if pure:
+        settings["HEADWATER_PURE"] = "1"
     with serve(program=program, **settings) as server:
         run = Run(server.port, seed, requests, depth)
         try:

@@ -15,17 +15,18 @@ from tests.pressure.fuzz import Replies, compare, run_against_server
 from tests.pressure.script import Mismatch, Script, Step, Wake
 from tests.serving import serve
 
-REQUESTS = {"memory": 17_000, "file-durable": 3_000}
-REQUESTS_LONG = {"memory": 900_000, "file-durable": 60_000, "acid": 40_000}
+REQUESTS = {"memory": 14_000, "file-durable": 3_000, "pure": 3_000}
+REQUESTS_LONG = {"memory": 900_000, "file-durable": 60_000, "acid": 40_000, "pure": 100_000}
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mode", ["memory", "file-durable", "acid"])
+@pytest.mark.parametrize("mode", ["memory", "file-durable", "acid", "pure"])
 def test_pipelined_requests_get_the_models_responses(mode: str, long: bool) -> None:
     seed = time.time_ns() % 10**9 if long else 20_262
     requests = REQUESTS_LONG[mode] if long else REQUESTS.get(mode, 1_000)
     print(f"seed {seed}")  # noqa: T201 - shown with a failure, to replay it
-    counts = run_against_server(requests=requests, seed=seed, mode=mode)
+    is_pure = mode == "pure"  # In memory, without the compiled functions.
+    counts = run_against_server(requests=requests, seed=seed, mode="memory" if is_pure else mode, pure=is_pure)
     assert counts["answered"] > requests * 0.7
     for what in ("slow", "paused", "vanish", "waits", "events", "settled"):
         assert counts[what] > requests / 2_000, f"too few {what} for a check: {counts}"

@@ -220,6 +220,7 @@ cdef class PlainAppendPath:
     cdef dict _streaks
     cdef object _connection_class, _input_class, _parser_class, _known_class, _generation_class, _repeat_class
     cdef object _stream_class, _content_type_class, _tail_class, _record_class, _entry_class, _result_class
+    cdef object _histogram_class
     # The server.
     cdef object _context, _request_log, _turns, _quota, _metrics, _clock, _gate, _committer, _memory, _server_streams, _split_json
     cdef object _idle, _in_service, _no_content, _accepted
@@ -253,7 +254,7 @@ cdef class PlainAppendPath:
         self._repeat_class, self._stream_class = classes["Repeat"], classes["LiveStream"]
         self._content_type_class, self._tail_class = classes["ContentType"], classes["Tail"]
         self._record_class, self._entry_class = classes["Append"], classes["CommitEntry"]
-        self._result_class = classes["Appended"]
+        self._result_class, self._histogram_class = classes["Appended"], classes["Histogram"]
         self._streaks = {}
         for each in server["connection_types"]:
             if not issubclass(each, classes["Connection"]):
@@ -395,10 +396,12 @@ cdef class PlainAppendPath:
         try:
             self._respond(connection, completion, get(connection, c.operation), <double> get(connection, c.began_s))
             received = get(connection, c.received)
+            parser = get(received, i.parser)
             if (
                 has(connection, c.serving, False)
                 and not len(get(received, i.requests))
-                and has(get(received, i.parser), self._refusal, None)
+                and is_a(parser, self._parser_class)
+                and has(parser, self._refusal, None)
             ):
                 put(connection, c.writing, self._idle)
                 put(connection, c.since_s, self._context.now_s)
@@ -436,7 +439,12 @@ cdef class PlainAppendPath:
         cdef dict requests = get(self._metrics, m.requests)
         cdef PyObject* count = PyDict_GetItem(requests, key)
         cdef PyObject* histogram = PyDict_GetItem(<dict> get(self._metrics, m.request_seconds), operation)
-        if seconds > self._first_bound_s or count == NULL or histogram == NULL:
+        if (
+            seconds > self._first_bound_s
+            or count == NULL
+            or histogram == NULL
+            or not is_a(<object> histogram, self._histogram_class)
+        ):
             self._metrics.count_request(operation, self._no_content, seconds)
             return 0
         requests[key] = <int64_t> <object> count + 1
