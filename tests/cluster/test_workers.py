@@ -399,6 +399,27 @@ def test_more_workers_than_shards_are_refused(tmp_path: Path) -> None:
     _refused(tmp_path, "17", "17 workers are more than the 16 shards")
 
 
+@pytest.mark.parametrize("workers", ["1", "2", "3"])
+def test_start_in_another_mode_is_refused_and_changes_nothing(tmp_path: Path, workers: str) -> None:
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        _create(client, "s", "data")
+    acid = {"DS_STORAGE__MODE": "acid", "DS_SERVER__WORKERS": workers}
+    with (
+        pytest.raises(AssertionError, match=r"written by storage mode file-fast\W+or\W+file-durable,\W+not\W+acid"),
+        serve(directory=tmp_path, **acid),
+    ):
+        pass
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        assert _text(client, "s") == "data"
+
+
+def test_new_directory_of_several_workers_is_private(tmp_path: Path) -> None:
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server:
+        directory = next(tmp_path.rglob("workers-*"))
+        assert [path for path in (directory, *directory.rglob("*")) if path.lstat().st_mode & 0o077] == []
+        assert len(processes(server)) == 2
+
+
 def test_directory_of_an_earlier_release_has_one_shard(tmp_path: Path) -> None:
     with serve(directory=tmp_path, **DURABLE) as server, _client(server) as client:
         _create(client, "old", "data")

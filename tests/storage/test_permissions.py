@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,11 @@ from headwater.config import StorageSettings
 from headwater.core.records import Create
 from headwater.engine.open_storage import open_store
 from headwater.storage import control_socket
-from headwater.storage.interface import Committed
+from headwater.storage.interface import Committed, StorageError
 from headwater.storage.journaled_store import JournaledStorage
+from headwater.storage.offline.atomic_install import atomic_install
 from headwater.storage.offline.backup import restore_backup, take_backup
+from tests.serving import serve
 
 MODES = ["file-fast", "file-durable", "acid"]
 
@@ -92,6 +95,23 @@ def test_directory_created_with_wide_permissions_is_restricted(tmp_path: Path) -
     directory.mkdir(mode=0o777)
     with running("acid", directory):
         assert open_to_others(directory) == []
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_permissions_of_a_directory_with_other_files_are_not_changed(tmp_path: Path, workers: str) -> None:
+    directory = tmp_path / "pictures"
+    (directory / "holidays").mkdir(parents=True, mode=0o777)
+    (directory / "holidays" / "beach").touch(mode=0o666)
+    settings: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": str(directory)}
+    with (
+        pytest.raises(AssertionError, match=r"it\W+contains\W+holidays"),
+        serve(directory=tmp_path, DS_SERVER__WORKERS=workers, **settings),
+    ):
+        pass
+    with pytest.raises(StorageError, match="it contains holidays"), atomic_install(directory):
+        pass
+    assert directory.stat().st_mode & 0o777 == (directory / "holidays").stat().st_mode & 0o777 == 0o777
+    assert (directory / "holidays" / "beach").stat().st_mode & 0o777 == 0o666
 
 
 @pytest.mark.parametrize("mode", MODES)

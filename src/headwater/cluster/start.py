@@ -24,7 +24,14 @@ from headwater.engine.leases import LEASE_PREFIX
 from headwater.engine.open_storage import check_tier
 from headwater.http.server import run
 from headwater.operating_system import SYSTEM
-from headwater.storage.directory import FAMILY_OF_MODE, FORMAT_NAME, LOCK_NAME, SHARDS_DEFAULT, lock_directory
+from headwater.storage.directory import (
+    FAMILY_OF_MODE,
+    FORMAT_NAME,
+    LOCK_NAME,
+    SHARDS_DEFAULT,
+    lock_directory,
+    restrict_access,
+)
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.offline.atomic_install import PLAIN_STORE_NAMES, check_is_new
@@ -81,12 +88,13 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
     # Held as long as any worker lives, because they inherit it.
     with closing(_RootLock(root)):
         stores = read_worker_stores(root)
+        if stores is not None and stores.family != FAMILY_OF_MODE[settings.storage.mode]:
+            family_of(stores.directory(root, 0), settings.storage.mode)  # Raises, and says what to do.
         if stores is None:
             stores = _create(settings, root, workers)
         elif stores.workers != workers:
             stores = _divide(settings, root, workers)
-        if stores.family != FAMILY_OF_MODE[settings.storage.mode]:
-            family_of(stores.directory(root, 0), settings.storage.mode)  # Raises, and says what to do.
+        restrict_access(RealFilesystem(), root)
         remove_leftovers(root, stores, PLAIN_STORE_NAMES)
         if settings.storage.cold is not None:
             apart(record_division, settings.storage.cold, stores)
@@ -178,6 +186,7 @@ def _create(settings: Settings, root: Path, workers: int) -> WorkerStores:
     check_is_new(root)
     stores = WorkerStores(WORKERS_VERSION, FAMILY_OF_MODE[settings.storage.mode], SHARDS_DEFAULT, workers, 1)
     write_worker_stores(root, stores)
+    RealFilesystem().make_directory(stores.directory(root, 0).parent)
     return stores
 
 

@@ -88,7 +88,10 @@ def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: b
     assert family in _MODES_OF_FAMILY
     lock = lock_directory(filesystem, path, create=create)
     try:
-        return Directory(path, _format_of(filesystem, path, family, create), lock)
+        found = _format_of(filesystem, path, family, create)
+        if create:
+            restrict_access(filesystem, path)
+        return Directory(path, found, lock)
     except OSError as error:
         lock.release()
         raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
@@ -112,13 +115,11 @@ def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True, w
         ) from None
     except OSError as error:
         raise StorageError(f"{what} {path} cannot be opened: {error}") from error
-    if create:
-        _restrict(filesystem, path)
     return lock
 
 
-def _restrict(filesystem: Filesystem, path: Path) -> None:
-    """Restrict a directory that was created with wider permissions."""
+def restrict_access(filesystem: Filesystem, path: Path) -> None:
+    """Restrict everything in a directory to this user. Only for a data directory that was checked to be one."""
     try:
         changed = filesystem.restrict(path)
     except OSError as error:
@@ -126,7 +127,7 @@ def _restrict(filesystem: Filesystem, path: Path) -> None:
         log.warning("access to data directory %s cannot be restricted to this user: %s", path, error)
         return
     if changed:
-        log.warning("access to %d files and directories in %s is now restricted to this user", changed, path)
+        log.warning("access to %s is now restricted to this user (files and directories changed: %d)", path, changed)
 
 
 def read_format(filesystem: Filesystem, path: Path) -> Format:

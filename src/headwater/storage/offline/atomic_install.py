@@ -21,6 +21,7 @@ from headwater.storage.directory import (
     NEW_SUFFIX,
     lock_directory,
     new_directory_advice,
+    restrict_access,
 )
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
@@ -96,6 +97,7 @@ def atomic_install(target: Path, *, replace: bool = False) -> Iterator[Path]:
     unfinished = target / UNFINISHED
     try:
         _check_target(target, replace=replace)
+        restrict_access(filesystem, target)
         if unfinished.exists():
             shutil.rmtree(unfinished)
         filesystem.make_directory(unfinished)
