@@ -66,3 +66,9 @@ def test_probe_and_commands_verify_the_certificate(tmp_path: Path) -> None:
         wrong = run("read", "over/tls", "--ca-file", str(tmp_path / "server.key"))
         assert wrong.returncode == 2
         assert "--ca-file" in wrong.stderr
+
+
+def test_probe_reports_the_detail_of_an_error_response() -> None:
+    with serve(DS_AUTH__TOKEN="a-token-of-the-tests") as server:
+        url = f"http://127.0.0.1:{server.port}/v1/stream/s"
+        assert http_probe(url)().startswith(f"{url} returned 401: The server requires its token")

@@ -132,8 +132,9 @@ def test_startup_fails_with_the_end_of_the_log_of_a_failing_service(directory: S
     script = "print('the disk is on fire', flush=True); raise SystemExit(7)"
     broken = part("broken", script, lambda: "not ready")
     supervisor, watch = supervise(directory, [part("fine", SLEEP), broken], never, restart_delay_secs=0.05)
-    with pytest.raises(StackStartError, match=r"(?s)broken exited with code 7.*on fire"):
+    with pytest.raises(StackStartError, match=r"(?s)broken exited with code 7.*on fire") as failed:
         supervisor.run()
+    assert str(failed.value).count("on fire") == 1, "only of the last start"
     assert supervisor.status.phase == "failed"
     assert not [identity for identity in watch.pids if identity.is_alive]
 

@@ -286,6 +286,13 @@ def test_port_in_use_is_reported_with_its_process(tmp_path: Path, running: Stack
             )
 
 
+def test_nodes_and_workers_exclude_each_other(tmp_path: Path) -> None:
+    with stack(tmp_path) as made:
+        done = made.run("up", "--nodes", "3", "--workers", "2")
+    assert done.returncode == 2
+    assert "--workers does not work with --nodes" in done.stderr
+
+
 def test_server_port_0_is_rejected(tmp_path: Path) -> None:
     with stack(tmp_path, DS_SERVER__PORT="0") as made:
         done = made.run("up")

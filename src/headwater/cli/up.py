@@ -102,6 +102,8 @@ def up(
     require_otel(loaded.settings)
     if nodes and profile is not Profile.DEFAULT:
         raise CommandError("--nodes works with --profile default only", USAGE)
+    if nodes and workers is not None:
+        raise CommandError("--workers does not work with --nodes: a node runs one process per shard", USAGE)
     try:
         check_settings(loaded.settings)
         if write_envoy_config is not None:

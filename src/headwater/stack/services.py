@@ -6,6 +6,7 @@ Invariant: a probe returns within seconds and has no side effects, so it may be 
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -23,7 +24,6 @@ Probe: TypeAlias = Callable[[], str]
 
 PROBE_TIMEOUT_S: Final = 2.0
 _BODY_MAX_BYTES: Final = 500
-"""Linux allows 107 bytes, other systems 103."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,14 @@ class _UnixConnection(http.client.HTTPConnection):
             self.sock.connect(f"{short}/{self._file.name}")
 
 
+def _detail(body: str) -> str:
+    """The explanation in the body of an error response."""
+    try:
+        return str(json.loads(body)["detail"])
+    except (ValueError, KeyError, TypeError):
+        return body
+
+
 def _get_probe(connect: Callable[[], http.client.HTTPConnection], path: str, name: str) -> Probe:
     def probe() -> str:
         connection = connect()
@@ -101,7 +109,7 @@ def _get_probe(connect: Callable[[], http.client.HTTPConnection], path: str, nam
             return f"no response from {name}: {error}"
         finally:
             connection.close()
-        return "" if response.status == 200 else f"{name} returned {response.status}: {body}".rstrip(": ")
+        return "" if response.status == 200 else f"{name} returned {response.status}: {_detail(body)}".rstrip(": ")
 
     return probe
 

@@ -44,6 +44,8 @@ class _ManagedService:
     service: Service
     status: ServiceStatus
     process: subprocess.Popen[bytes] | None = None
+    log_start: int = 0
+    """Where the log of the last start begins."""
     was_ready: bool = False
     attempts: int = 0
     consecutive_exits: int = 0
@@ -154,6 +156,7 @@ class Supervisor:
         try:
             if service.prepare is not None:
                 service.prepare()
+            managed.log_start = log.stat().st_size if log.exists() else 0
             managed.process = self._spawn(service, log)
         except Exception as error:
             raise StackStartError(f"{service.name} cannot start: {error}") from error
@@ -243,7 +246,8 @@ class Supervisor:
 
     def _log_stop(self, managed: _ManagedService) -> str:
         log = self._directory.log_of(managed.service.name)
-        text = log.read_text("utf-8", "replace")[-_TAIL_BYTES:].strip() if log.exists() else ""
+        written = log.read_bytes()[managed.log_start :] if log.exists() else b""
+        text = written[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
         return f"its log ({log}) ends:\n{text}" if text else f"its log ({log}) is empty"
 
 
