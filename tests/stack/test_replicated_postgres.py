@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
 from headwater.stack.database import LocalPostgres, LocalPostgresError
-from headwater.stack.replicated_postgres import ReplicatedPostgres
+from headwater.stack.replicated_postgres import ReplicatedPostgres, main
 from tests.ports import free_port
 from tests.postgres.databases import interrupted
 from tests.waiting import LIMIT_S, wait_until
@@ -22,20 +25,20 @@ class KilledError(BaseException):
 
 
 @pytest.fixture
-def prepared() -> Iterator[Callable[[], ReplicatedPostgres]]:
+def prepared() -> Iterator[Callable[..., ReplicatedPostgres]]:
     """Makes the servers of one directory, each time as another process would."""
     directory = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
     directory.chmod(0o755)
     ports = free_port(), free_port()
     made: list[ReplicatedPostgres] = []
 
-    def make() -> ReplicatedPostgres:
+    def make(password: str = "") -> ReplicatedPostgres:
         for servers in made:
             servers.kill()
             # The next ones do not know them, and Postgres does not start beside a process of its former run.
             for left in (each for server in servers.servers for each in server._left_over):
                 left.wait(LIMIT_S)
-        made.append(ReplicatedPostgres(directory, ports, sync=False))
+        made.append(ReplicatedPostgres(directory, ports, password=password, sync=False))
         return made[-1]
 
     try:
@@ -64,7 +67,7 @@ def check(servers: ReplicatedPostgres) -> None:
         assert connection.execute("SELECT n FROM kept").fetchone() == (1,)
 
 
-def test_interrupted_copy_is_made_again(prepared: Callable[[], ReplicatedPostgres]) -> None:
+def test_interrupted_copy_is_made_again(prepared: Callable[..., ReplicatedPostgres]) -> None:
     servers = prepared()
     primary, standby = servers.servers
     with (
@@ -77,7 +80,7 @@ def test_interrupted_copy_is_made_again(prepared: Callable[[], ReplicatedPostgre
 
 
 def test_start_without_the_database_is_continued(
-    prepared: Callable[[], ReplicatedPostgres], monkeypatch: pytest.MonkeyPatch
+    prepared: Callable[..., ReplicatedPostgres], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(server: LocalPostgres) -> None:
         server._as_superuser().close()
@@ -91,7 +94,7 @@ def test_start_without_the_database_is_continued(
 
 
 def test_start_before_replication_became_synchronous_is_continued(
-    prepared: Callable[[], ReplicatedPostgres], monkeypatch: pytest.MonkeyPatch
+    prepared: Callable[..., ReplicatedPostgres], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
         raise KilledError
@@ -103,10 +106,33 @@ def test_start_before_replication_became_synchronous_is_continued(
     check(prepared().start())
 
 
-def test_complete_copy_is_kept(prepared: Callable[[], ReplicatedPostgres]) -> None:
+def test_complete_copy_is_kept(prepared: Callable[..., ReplicatedPostgres]) -> None:
     servers = prepared().start()
     marks = [server.data / "mark" for server in servers.servers]
     for mark in marks:
         mark.touch()
     check(prepared().start())
     assert all(mark.exists() for mark in marks)
+
+
+def test_password_of_the_standbys_is_in_no_command_line(prepared: Callable[..., ReplicatedPostgres]) -> None:
+    servers = prepared(password="Secret-for-replication").start()
+    check(servers)
+    for server in servers.servers:
+        assert server.process is not None
+        assert "Secret-for-replication" not in " ".join(psutil.Process(server.process.pid).cmdline())
+
+
+def test_start_that_fails_says_why_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: ReplicatedPostgres) -> None:
+        raise LocalPostgresError("Postgres cannot access the directory.")
+
+    monkeypatch.setattr(ReplicatedPostgres, "start", fail)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["replicated_postgres", str(tmp_path), "1", "2"])
+    assert main() == 1
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
+        ("Postgres cannot access the directory.", None)
+    ]

@@ -110,6 +110,8 @@ class LocalPostgres:
     """The password of the pipeline's role. The role is created only if this is set."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Added to `SETTINGS`."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Added to the environment of the process."""
     sync: bool = True
     """Whether a new data directory is synced before use, which takes seconds on a busy disk."""
     binaries: Path | None = None
@@ -149,7 +151,7 @@ class LocalPostgres:
         """User, environment and working directory of the process."""
         options: dict[str, Any] = {
             "cwd": "/",
-            "env": {**os.environ, "LC_ALL": "C.UTF-8", "HOME": "/"},
+            "env": {**os.environ, "LC_ALL": "C.UTF-8", "HOME": "/", **self.environment},
             "stdin": subprocess.DEVNULL,
             # Ctrl-C at the terminal must reach only the supervisor, which stops the database last.
             "start_new_session": True,

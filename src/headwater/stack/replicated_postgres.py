@@ -193,9 +193,8 @@ class ReplicatedPostgres:
             self._copy(source, server)
         (server.data / "standby.signal").touch()
         conninfo = f"host=127.0.0.1 port={source.port} user={roles.SUPERUSER} application_name=pg_{server.port}"
-        if self._password:
-            conninfo += f" password={self._password}"
         server.settings = {**server.settings, "primary_conninfo": conninfo}
+        server.environment = {"PGPASSWORD": self._password}  # Every user can read a command line.
         server.skips_set_up = True
         if server.process is not None and server.process.poll() is not None:
             server.process = None
@@ -265,6 +264,9 @@ def main() -> int:
         while not is_stopping:
             servers.watch()
             time.sleep(WATCH_S)
+    except LocalPostgresError as error:
+        log.error("%s", error)
+        return 1
     finally:
         servers.stop()
     return 0
