@@ -45,3 +45,16 @@ def test_page_shows_nodes_shards_and_what_is_wrong(ui: Pages, watched: Watched) 
     expect(ui.page.locator("[data-node='node-0']")).to_contain_text("has not responded for 1,234 s")
     for text in ("1 of 2 shards not served", "no synchronous standby is connected"):
         expect(status).to_contain_text(text)
+
+
+def test_long_problem_is_readable_on_a_phone(ui: Pages) -> None:
+    ui.page.set_viewport_size({"width": 390, "height": 780})
+    problem = "no synchronous standby is connected, and nothing can be acknowledged until one is."
+    body = json.dumps({"cluster": STATE | {"problem": problem}})
+    ui.page.route("**/__ds/cluster", lambda route: route.fulfill(content_type="application/json", body=body))
+    ui.open("#/cluster")
+    badge = ui.page.locator("#cluster-status .bad", has_text=problem)
+    expect(badge).to_be_visible()
+    box = badge.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390

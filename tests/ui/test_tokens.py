@@ -30,6 +30,7 @@ def test_token_is_requested_sent_and_forgotten(own_server: Starter, watched: Wat
         expect(ui.page.locator("#missing")).to_contain_text("401")
         expect(ui.page.locator("#side .notice")).to_contain_text("requires a token")
         ui.page.get_by_role("button", name="Enter a token").click()
+        expect(ui.page.locator("#token")).to_be_focused()
         ui.page.locator("#token").fill(TOKEN)
         ui.press("connect")
         ui.reader("live")

@@ -90,6 +90,10 @@ class App {
     openConnection(this);
   }
 
+  openToken() {
+    openConnection(this, true);
+  }
+
   openCreate(options) {
     openCreate(this, options);
   }

@@ -3,7 +3,7 @@
 import { button, field, form, h, openDialog } from "../dom.js";
 import { session } from "../store.js";
 
-export function openConnection(app) {
+export function openConnection(app, wantsToken = false) {
   const base = h("input", { id: "base-url", class: "mono", value: app.client.base, spellcheck: "false", autocomplete: "off" });
   const token = h("input", { id: "token", class: "mono", type: "password", value: app.client.token, placeholder: "none", autocomplete: "off" });
   const keep = h("input", { id: "keep-token", type: "checkbox", checked: Boolean(session.token()) });
@@ -33,7 +33,7 @@ export function openConnection(app) {
     }), button("Connect", undefined, { kind: "primary", type: "submit", id: "connect" })),
   );
   dialog = openDialog("Connection", body);
-  base.focus();
+  (wantsToken ? token : base).focus();
 }
 
 const KEYS = [

@@ -112,7 +112,7 @@ export class PipelineView {
     const advice = isRefused
       ? [
           h("p", { class: "muted" }, "The state of the pipeline is in the stream ", h("code", { text: PIPELINE }), ". Behind the proxy of a stack, reading it needs a token with the scope ", h("code", { text: "streams:admin" }), ", which ", h("code", { class: "mono", text: ADMIN_TOKEN }), " prints."),
-          h("p", {}, button("Use a token", () => this.app.openConnection(), { symbol: "lock", kind: "primary", id: "pipeline-token" })),
+          h("p", {}, button("Use a token", () => this.app.openToken(), { symbol: "lock", kind: "primary", id: "pipeline-token" })),
         ]
       : h("p", { class: "muted" }, "Start one with ", h("code", { text: "headwater sync" }), " or ", h("code", { text: "headwater up --profile sync" }), ". It then reports each Spark query and replication slot to the stream ", h("code", { text: PIPELINE }), ", and this page shows them.");
     return h("div", { class: "empty", id: "pipeline-absent", "data-why": why }, h("p", { text: error?.status === 404 ? "No pipeline reports to this server." : why }), advice);

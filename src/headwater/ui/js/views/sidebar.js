@@ -142,7 +142,7 @@ export class Sidebar {
           : error.status === 401 || error.status === 403
             ? "The server requires a token, or this token does not allow reading the list of streams."
             : error.message;
-      replace(this.notice, h("p", { text: why }), (error.status === 401 || error.status === 403) && button("Use a token", () => this.app.openConnection(), { symbol: "lock", kind: "primary small", id: "side-token" }));
+      replace(this.notice, h("p", { text: why }), (error.status === 401 || error.status === 403) && button("Use a token", () => this.app.openToken(), { symbol: "lock", kind: "primary small", id: "side-token" }));
     }
   }
 

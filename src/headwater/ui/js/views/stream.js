@@ -81,7 +81,7 @@ export class StreamView {
         { class: "empty", id: "missing" },
         h("h2", { text: isMissing ? "This stream does not exist" : error.status === 410 ? "This stream has been deleted" : "The stream cannot be opened" }),
         h("p", { class: "muted", text: explain(error) }),
-        h("div", { class: "row" }, isMissing && button("Create it", () => openCreate(app, { bucket: address.bucket, name: address.name }), { kind: "primary", symbol: "plus" }), tokenWanted && button("Enter a token", () => app.openConnection(), { kind: "primary", symbol: "lock" }), button("Retry", () => this.#load(), { symbol: "refresh" })),
+        h("div", { class: "row" }, isMissing && button("Create it", () => openCreate(app, { bucket: address.bucket, name: address.name }), { kind: "primary", symbol: "plus" }), tokenWanted && button("Enter a token", () => app.openToken(), { kind: "primary", symbol: "lock" }), button("Retry", () => this.#load(), { symbol: "refresh" })),
       ),
     );
   }
