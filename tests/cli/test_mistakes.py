@@ -142,6 +142,7 @@ def test_unknown_option_is_reported(run: Run, name: str) -> None:
         (["create"], ["STREAM", "`headwater create -h`"]),
         (["bucket", "list"], ["list", "`headwater bucket -h`"]),
         (["ping", "http://localhost", "http://localhost"], ["extra argument", "`headwater ping -h`"]),
+        (["serve", "--mode", "foo"], ["'--mode': 'foo' is not one of 'memory'", "`headwater serve -h`"]),
     ],
 )
 def test_usage_errors_say_where_the_usage_is_described(run: Run, words: list[str], said: list[str]) -> None:

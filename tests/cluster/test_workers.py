@@ -403,7 +403,7 @@ def test_more_workers_than_shards_are_refused(tmp_path: Path) -> None:
 def test_start_in_another_mode_is_refused_and_changes_nothing(tmp_path: Path, workers: str) -> None:
     with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server, _client(server) as client:
         _create(client, "s", "data")
-    acid = {"DS_STORAGE__MODE": "acid", "DS_SERVER__WORKERS": workers}
+    acid: dict[str, Any] = {"DS_STORAGE__MODE": "acid", "DS_SERVER__WORKERS": workers}
     with (
         pytest.raises(AssertionError, match=r"written by storage mode file-fast\W+or\W+file-durable,\W+not\W+acid"),
         serve(directory=tmp_path, **acid),

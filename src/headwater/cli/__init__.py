@@ -129,7 +129,8 @@ def main(arguments: list[str] | None = None) -> None:
         if format_message is None:
             raise
         context = getattr(error, "ctx", None)
-        _report(f"{format_message()} (see `{context.command_path if context else 'headwater'} -h`)")
+        message = format_message().replace(" Value error, ", " ")  # Typer quotes pydantic.
+        _report(f"{message} (see `{context.command_path if context else 'headwater'} -h`)")
         code = USAGE
     sys.exit(code if isinstance(code, int) else 0)
 

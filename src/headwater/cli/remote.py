@@ -119,7 +119,7 @@ def exit_code(status: int) -> int:
 
 def _advised(error: ResponseError) -> str:
     if error.status in {401, 403}:
-        return f"{error} (set a token with --token or DS_TOKEN)"
+        return f"{error} (set {'a' if error.status == 401 else 'another'} token with --token or DS_TOKEN)"
     if error.status == 404 and error.code in {"", "stream_not_found"}:
         return f"{error} (`headwater ls` lists the streams, `headwater create` creates one)"
     if error.code == "stream_recreated":

@@ -57,7 +57,7 @@ class Scope(NamedTuple):
             )
         if self.denies_reserved and not self.namespace:
             raise OutsideNamespace(
-                f"The token may not follow prefix {prefix!r}; use one with the scope streams:admin, or with a"
-                " namespace."
+                f"The token does not allow access to all streams{f' under {prefix!r}' if prefix else ''}; use one with"
+                " the scope streams:admin, or with a namespace."
             )
         return prefix
