@@ -139,7 +139,7 @@ def test_auto_is_limited_by_the_shards_of_the_directory(
     caplog.set_level("INFO", "headwater.cluster")
     start.start_server(settings, lambda: settings)
     assert workers == [expected]
-    assert ("as there are shards" in caplog.text) == (expected < 32)
+    assert (f"because the data has {expected} shards" in caplog.text) == (expected < 32)
 
 
 def _settings(root: Path, workers: int) -> Settings:

@@ -425,7 +425,7 @@ def test_directory_of_an_earlier_release_has_one_shard(tmp_path: Path) -> None:
         _create(client, "old", "data")
     recorded = next(tmp_path.rglob("FORMAT"))
     recorded.write_text(recorded.read_text().replace(',"shards":16', ""))
-    _refused(tmp_path, "2", "headwater store copy --worker-shards")
+    _refused(tmp_path, "2", r"--from-mode\W+file-durable\W+--from-dir(.|\n)+--worker-shards\W+16")
     with serve(directory=tmp_path, **DURABLE) as server, _client(server) as client:
         assert _text(client, "old") == "data"
 

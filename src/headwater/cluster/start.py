@@ -76,13 +76,13 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
         if workers == 1:
             run(settings, load)
         else:
-            _check_count(workers, SHARDS_DEFAULT, "a server in memory")
+            _check_count(workers, SHARDS_DEFAULT, "a server in memory", settings.storage.mode)
             WorkerSupervisor(settings, load, ShardMap(SHARDS_DEFAULT, workers), lambda _: settings).run()
         return
     if workers == 1 and read_worker_stores(root) is None:
         run(settings, load)
         return
-    _check_count(workers, shards_of(root) or SHARDS_DEFAULT, str(root))
+    _check_count(workers, shards_of(root) or SHARDS_DEFAULT, str(root), settings.storage.mode)
     if read_worker_stores(root) is None and (root / FORMAT_NAME).exists():
         _divide(settings, root, workers)
     # Held as long as any worker lives, because they inherit it.
@@ -164,11 +164,11 @@ def _auto(settings: Settings, processors: int) -> int:
     root = settings.storage.data_dir
     shards = (None if settings.storage.mode == "memory" else shards_of(root)) or SHARDS_DEFAULT
     if processors > shards:
-        log.info("--workers auto: %d of %d processors, as there are shards", shards, processors)
+        log.info("--workers auto runs %d of %d workers, because the data has %d shards", shards, processors, shards)
     return min(processors, shards)
 
 
-def _check_count(workers: int, shards: int, where: str) -> None:
+def _check_count(workers: int, shards: int, where: str, mode: str) -> None:
     if workers > shards:
         raise StorageError(
             f"{workers} workers are more than the {shards} shard{'s' if shards > 1 else ''} of {where}: each worker"
@@ -176,7 +176,8 @@ def _check_count(workers: int, shards: int, where: str) -> None:
             + (
                 " or fewer."
                 if shards > 1
-                else ", or copy the store into one with more: headwater store copy --worker-shards 16."
+                else f", or copy the store into one with more: headwater store copy --from-mode {mode} --from-dir {where}"
+                f" --to-mode {mode} --to-dir NEW --worker-shards 16."
             )
         )
 
