@@ -96,6 +96,8 @@ def test_cluster_starts_with_one_command_and_survives_a_node_and_the_primary(dir
                 lambda state: state["primary"] != former and state["former"] is None,
                 what="another primary, and the former one as a standby",
             )
+            written = made.run("psql", "-c", "CREATE TABLE written ()")
+            assert written.returncode == 0, written.stderr
             for name in NAMES:
                 appended(client, name, b"two;")
             node = psutil.Process(made.part("node-1")["pid"])

@@ -33,6 +33,7 @@ def psql(
     config_file: ConfigFile = None,
 ) -> None:
     """Open psql on the stack's database. Arguments after `--` are passed to psql, for example -- -c "SELECT 1"."""
+    from headwater.stack.cluster_services import postgres_ports
     from headwater.stack.database import LocalPostgresError, database_url, find_binaries
     from headwater.stack.profiles import DATABASE
     from headwater.stack.roles import stored_credentials
@@ -48,8 +49,16 @@ def psql(
     running = current_status(directory)
     ports = [part.port for part in running.parts if part.name == "postgres" and part.port] if running else []
     port = ports[0] if ports else settings.stack.postgres_port
+    is_cluster = running is not None and any(part.name == "node-0" for part in running.parts)
+
+    def url(secret: str) -> str:
+        if not is_cluster:
+            return database_url(role.value, secret, port, DATABASE)
+        # Another server may have become the primary.
+        return database_url(role.value, secret, postgres_ports(port), DATABASE) + "?target_session_attrs=read-write"
+
     if print_url:
-        typer.echo(database_url(role.value, password, port, DATABASE))
+        typer.echo(url(password))
         return
     try:
         beside = find_binaries() / "psql"
@@ -62,7 +71,6 @@ def psql(
             " URL that --print-url prints."
         )
     environment = {**os.environ, "PGPASSWORD": password}
-    address = database_url(role.value, "", port, DATABASE)
     sys.stdout.flush()
     # Replace this process, so that Ctrl-C, the terminal and the exit code belong to psql.
-    os.execve(program, [program, address, *context.args], environment)
+    os.execve(program, [program, url(""), *context.args], environment)

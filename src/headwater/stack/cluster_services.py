@@ -42,7 +42,7 @@ def cluster_services(
 ) -> list[Service]:
     """List the services before Envoy, in the order in which they start."""
     root = directory.root
-    ports = tuple(settings.stack.postgres_port + number for number in range(POSTGRES_SERVERS))
+    ports = postgres_ports(settings.stack.postgres_port)
     password = resolve_credentials(directory.database_credentials, settings.stack.postgres_password).superuser
     postgres = ReplicatedPostgres(root / "postgres-servers", ports, password=password)
     access = _access(root / ACCESS_NAME, postgres.url, settings.stack.store_port)
@@ -74,6 +74,11 @@ def cluster_services(
             for number in range(nodes)
         ),
     ]
+
+
+def postgres_ports(first: int) -> tuple[int, ...]:
+    """The ports of all Postgres servers, each of which may become the primary."""
+    return tuple(first + number for number in range(POSTGRES_SERVERS))
 
 
 def _access(path: Path, postgres_url: str, store_port: int) -> dict[str, str]:

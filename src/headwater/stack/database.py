@@ -336,9 +336,11 @@ class LocalPostgres:
             yield ["-A", "scram-sha-256", f"--pwfile={file.name}"]
 
 
-def database_url(role: str, password: str, port: int, name: str) -> str:
+def database_url(role: str, password: str, ports: int | Sequence[int], name: str) -> str:
+    """The URL of a database on this machine, with the ports of all servers that may be the primary."""
     secret = f":{quote(password, safe='')}" if password else ""
-    return f"postgresql://{role}{secret}@127.0.0.1:{port}/{name}"
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ([ports] if isinstance(ports, int) else ports))
+    return f"postgresql://{role}{secret}@{hosts}/{name}"
 
 
 def _sync_directory(path: Path) -> None:

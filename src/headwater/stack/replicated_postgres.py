@@ -78,9 +78,7 @@ class ReplicatedPostgres:
     def url(self) -> str:
         """The addresses of all servers; clients use the one that accepts writes."""
         ports = [server.port for server in self.servers]
-        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-        one = database_url(roles.SUPERUSER, self._password, ports[0], self.servers[0].name)
-        return one.replace(f"127.0.0.1:{ports[0]}", hosts)
+        return database_url(roles.SUPERUSER, self._password, ports, self.servers[0].name)
 
     def start(self) -> ReplicatedPostgres:
         self._directory.mkdir(parents=True, exist_ok=True)
