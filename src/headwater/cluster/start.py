@@ -176,8 +176,8 @@ def _check_count(workers: int, shards: int, where: str, mode: str) -> None:
             + (
                 " or fewer."
                 if shards > 1
-                else f", or copy the store into one with more: headwater store copy --from-mode {mode} --from-dir {where}"
-                f" --to-mode {mode} --to-dir NEW --worker-shards 16."
+                else f", or copy the store into one with more: headwater store copy --from-mode {mode} --from-dir"
+                f" {where} --to-mode {mode} --to-dir NEW --worker-shards 16."
             )
         )
 
