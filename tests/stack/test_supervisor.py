@@ -197,7 +197,7 @@ def test_ports_in_use_are_reported_with_their_process(directory: StackDirectory)
         assert not can_bind("127.0.0.1", port)
         supervisor, _ = supervise(directory, [part("door", SLEEP, port=port)], never)
         with pytest.raises(
-            StackStartError, match=rf"port {port} \(door\) is used by .*python.*\(process {holder.pid}\)"
+            StackStartError, match=rf"port {port} \(door\) is used by python\S* -c import.*\(process {holder.pid}\)"
         ):
             supervisor.check_ports()
     finally:

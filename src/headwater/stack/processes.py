@@ -12,6 +12,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -98,6 +99,8 @@ def port_user(port: int) -> str:
     for connection in listening:
         if connection.pid is not None:
             with suppress(psutil.Error):
-                command = " ".join(psutil.Process(connection.pid).cmdline())
+                words = psutil.Process(connection.pid).cmdline()
+                # Without directories: the program and its script come first, and what they do is behind their paths.
+                command = " ".join([*(Path(word).name for word in words[:2]), *words[2:]])
                 return f"{command[:_COMMAND_MAX_CHARACTERS]} (process {connection.pid})"
     return "a process of another user" if listening else "an unknown process"
