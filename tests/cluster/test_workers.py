@@ -178,9 +178,11 @@ def test_killed_worker_is_restarted_with_everything_that_it_acknowledged(tmp_pat
         names = [name_in(worker, 2) for worker in (0, 1)]
         for name in names:
             _create(client, name, "kept")
-        before = {process.pid for process in processes(server)}
-        for process in processes(server):
-            os.kill(process.pid, signal.SIGKILL)
+        pids = [process_of(server, worker).pid for worker in (0, 1)]
+        assert f"2 workers share 16 shards, as processes {pids[0]}, {pids[1]}\n" in server.log()
+        before = set(pids)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
         # A new connection, because connections of the killed worker are closed.
         with _client(server) as other:
             wait_for_restart(server, before, 2)

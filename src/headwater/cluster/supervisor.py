@@ -234,7 +234,8 @@ class WorkerSupervisor:
             self._has_announced = True
             warn_of_loss(self._settings)
             warn_of_exposure(self._settings)
-            log.info("%d workers share %d shards", self._map.workers, self._map.shards)
+            pids = ", ".join(str(worker.pid) for worker in self._workers)
+            log.info("%d workers share %d shards, as processes %s", self._map.workers, self._map.shards, pids)
             announce(self._settings, address_of(self._settings, self._listening[0].getsockname()[1]))
 
     def _send(self, worker: WorkerProcess, message: messages.Message, descriptors: Sequence[int] = ()) -> bool:
