@@ -133,7 +133,9 @@ def test_logging_does_not_wait_for_a_reader_that_has_stopped_reading() -> None:
     os.close(writing)
     reader.join()
     numbers = [int(line[:6]) for line in found[:-2]]
-    assert numbers == list(range(len(numbers))), "in order and without a gap"
+    assert numbers == sorted(numbers), "in order"
+    # If the thread starts late, the last few lines that fit into the pipe leave space for lines after those dropped.
+    assert numbers[: LOG_BACKLOG_BYTES // 1000] == list(range(LOG_BACKLOG_BYTES // 1000)), "without a gap"
     assert LOG_BACKLOG_BYTES // 1000 < len(numbers) < count
     assert found[-2:] == [f"{count - len(numbers)} lines were dropped because stderr was not read", "the last"]
 

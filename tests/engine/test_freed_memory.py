@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -66,6 +67,22 @@ def test_memory_in_use_at_the_last_return_is_returned_later(allocator: CountedAl
     allocator.free += FREE_MAX_BYTES
     memory.check(2 * INTERVAL_S)
     assert allocator.trims == 2, "the process has not grown, and has freed more"
+
+
+def test_check_without_a_free_descriptor_is_repeated(allocator: CountedAllocator) -> None:
+    def resident() -> int:
+        if failing:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return allocator.resident
+
+    failing = True
+    memory = MemoryReturn(allocator, resident)
+    allocator.free = FREE_MAX_BYTES
+    memory.check(INTERVAL_S)
+    assert allocator.trims == 0
+    failing = False
+    memory.check(2 * INTERVAL_S)
+    assert allocator.trims == 1
 
 
 def test_memory_in_use_is_not_returned(allocator: CountedAllocator, memory: MemoryReturn) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from headwater.cluster.peers import Peer, Peers
+from headwater.engine.committer import guarded
 from headwater.engine.namespaces import Namespaces, NamespaceUsage
 from headwater.http.context import Context
 
@@ -68,7 +69,7 @@ class SharedUsage:
         while True:
             await asyncio.sleep(EVERY_S)
             if self._changed or self._usage() != self._sent:
-                self._report()
+                guarded(self._report)
 
     # -- reports of this worker ------------------------------------------------------------------------------------
 

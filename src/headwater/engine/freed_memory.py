@@ -36,10 +36,13 @@ class MemoryReturn:
         self._next_s = now_s + INTERVAL_S
         free = self._allocator.free_bytes()
         self._least_free = min(self._least_free, free)
-        grown = max(free - self._least_free, min(free, self._resident() - self._after_bytes))
-        if grown >= FREE_MAX_BYTES:
-            self._allocator.trim()
-            self._after_bytes, self._least_free = self._resident(), free
+        try:
+            grown = max(free - self._least_free, min(free, self._resident() - self._after_bytes))
+            if grown >= FREE_MAX_BYTES:
+                self._allocator.trim()
+                self._after_bytes, self._least_free = self._resident(), free
+        except OSError:
+            pass  # There is no free descriptor to read the size of the process: later.
 
 
 def memory_return() -> MemoryReturn | None:

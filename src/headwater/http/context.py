@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from headwater.core.cursors import next_cursor
 from headwater.core.errors import NotFound, Refusal
 from headwater.core.http_errors import TooManyConnections
+from headwater.engine.committer import guarded
 from headwater.engine.engine import Engine
 from headwater.engine.subscriptions import Census, Subscriptions
 from headwater.http.access import AccessControl
@@ -247,7 +248,7 @@ class Context:
         """Apply the timeouts of every connection. If all clients together have not read too much, disconnect those that
         have not read for longest."""
         for connection in self.connections.all():
-            connection.check_time(self.now_s)
+            guarded(connection.check_time, self.now_s)
             yield
         slow = self.connections.slow_readers()
         excess = sum(connection.unread_bytes for connection in slow) - self.limits.max_unread_bytes

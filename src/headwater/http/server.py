@@ -19,6 +19,7 @@ from headwater.core.subscriptions import SubscriptionLimits
 from headwater.engine.background_threads import Threads
 from headwater.engine.clock import SteadyClock
 from headwater.engine.clock_guard import JumpRule
+from headwater.engine.committer import guarded
 from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
@@ -215,13 +216,13 @@ async def serving(
 
 
 async def sweep(context: Context) -> None:
-    """Check timeouts of connections, and return memory to the system, twice a second."""
+    """Check timeouts of connections, and return memory to the system, twice a second, whether or not that fails."""
     memory = memory_return()
     while True:
         await asyncio.sleep(SWEEP_S)
-        context.sweep()
+        guarded(context.sweep)
         if memory is not None:
-            memory.check(context.now_s)
+            guarded(memory.check, context.now_s)
 
 
 async def _drain(context: Context, server: asyncio.Server, timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -10,6 +11,8 @@ import prometheus_client
 
 from headwater.otel.export import TelemetryExport
 from headwater.otel.spans import CallSpans, RequestSpans
+
+log = logging.getLogger("headwater.otel")
 
 SERVICE: Final = "headwater"
 
@@ -42,7 +45,10 @@ class ServerTelemetry:
     async def _send_repeatedly(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._send()
+            try:
+                await self._send()
+            except Exception:
+                log.exception("metrics were not sent; they are sent again after the interval")
 
     async def _send(self) -> None:
         assert self._collect is not None
