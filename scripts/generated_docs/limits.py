@@ -61,6 +61,7 @@ FIXED_LIMITS = {
     "engine.subscription": ("REPORTED_MAX",),
     "engine.subscriptions": ("LINKS_PAGE_MAX",),
     "engine.call_queue": ("KNOWN_HOSTS_MAX",),
+    "engine.waiting_appends": ("WAITS_FROM_BYTES", "WAIT_S", "ADMITTED_BYTES"),
     "core.content": ("TYPE_MAX_CHARS",),
     "core.globs": ("SEGMENTS_MAX", "ANY_MAX", "GROUP_BITS_MAX"),
     "core.json_steps": ("STEP_BYTES", "SCAN_STEP_BYTES"),

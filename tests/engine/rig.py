@@ -12,6 +12,7 @@ from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.commit_placement import CommitMode
 from headwater.engine.engine import Engine
 from headwater.engine.quota import EngineLimits
+from headwater.engine.results import Appended
 from headwater.engine.stream import LiveStream
 from tests.engine.seams import Backing, JournalBacking, ManualClock, ManualScheduler, MemoryBacking, WatchedStorage
 
@@ -133,3 +134,9 @@ def status(answers: list[object]) -> int | None:
     """The status of a refusal; None for a success."""
     [answer] = answers
     return answer.status if isinstance(answer, Refusal) else None
+
+
+def appended(answers: list[object]) -> Appended:
+    [answer] = answers
+    assert isinstance(answer, Appended)
+    return answer

@@ -8,16 +8,10 @@ from headwater.core.errors import StorageBusy, StreamNotFound
 from headwater.core.rules import AppendOutcome
 from headwater.engine.commit_placement import CommitMode
 from headwater.engine.quota import EngineLimits, stream_bytes
-from headwater.engine.results import Appended, Created, Deleted
-from tests.engine.rig import TEXT, Rig, status
+from headwater.engine.results import Created, Deleted
+from tests.engine.rig import TEXT, Rig, appended, status
 
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
-
-
-def appended(answers: list[object]) -> Appended:
-    [answer] = answers
-    assert isinstance(answer, Appended)
-    return answer
 
 
 def test_append_is_answered_at_once_in_memory_mode() -> None:

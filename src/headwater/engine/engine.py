@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from headwater.core.catalog import Catalog, apply_append
 from headwater.core.content import Messages
-from headwater.core.errors import Conflict, Refusal
+from headwater.core.errors import Conflict, Refusal, StorageBusy
 from headwater.core.fencing import WriteCredentials
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerHeaders
@@ -66,6 +67,7 @@ from headwater.engine.stream_index import StreamIndex
 from headwater.engine.stream_refusals import not_found, read_only, soft_deleted
 from headwater.engine.stream_uses import StreamUses
 from headwater.engine.sweeper import Sweeper
+from headwater.engine.waiting_appends import WAITS_FROM_BYTES, WaitingAppends
 from headwater.engine.write_gate import WriteGate
 from headwater.storage.blobs import BlobStore, MemoryBlobs
 from headwater.storage.interface import Storage, Usage
@@ -116,7 +118,8 @@ class Engine:
             commit,
             max_batch_bytes=max_batch_bytes,
         )
-        self._gate = WriteGate(storage, self._committer)
+        self._waiting = WaitingAppends(storage, scheduler, self._continue_maintenance)
+        self._gate = WriteGate(storage, self._committer, self._waiting.on_busy)
         self._uses = StreamUses(self.catalog.by_id, clock, self.quota, self._save_use)
         self.touch = self._uses.touch
         self.follow = self._uses.follow
@@ -213,6 +216,7 @@ class Engine:
         self._sweeper.stop()
         self.leases.stop()
         self.retention.stop()
+        self._waiting.stop()
         if self._maintain_timer is not None:
             self._maintain_timer.cancel()
         self._scheduler.close()
@@ -221,7 +225,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return self._committer.idle
+        return self._committer.idle and not self._waiting
 
     @property
     def failure(self) -> str | None:
@@ -330,7 +334,17 @@ class Engine:
             self._after_pending(stream, done, result)
             return
         if not self._committer.batch_is_checked:
-            self._gate.check()
+            try:
+                self._gate.check()
+            except StorageBusy as busy:
+                if len(body) < WAITS_FROM_BYTES:
+                    raise
+                again = partial(
+                    self.append, name, content_type, body, producer, stream_seq, close, done,
+                    by_server=by_server, messages=messages, credentials=credentials,
+                )  # fmt: skip
+                self._waiting.add(len(body), again, done, busy)
+                return
         metadata_bytes = 0
         if decision.producer_id is not None and decision.producer_id not in (stream.producers or ()):
             self._producer_limit.make_room(stream, now_ms)
@@ -572,7 +586,10 @@ class Engine:
     def _publish(self, batch: Sequence[CommitEntry]) -> None:
         self.publisher.publish(batch)
         if self._storage.waits_for_disk:
-            guarded(self._storage.maintain, self._image_of)
+            self._continue_maintenance()
+
+    def _continue_maintenance(self) -> None:
+        guarded(self._storage.maintain, self._image_of)
 
     def _on_applied(self, entry: CommitEntry, record: Record) -> None:
         """Update derived state, before any response that depends on this record."""
@@ -608,6 +625,6 @@ class Engine:
 
     def _maintain(self) -> None:
         guarded(self.clock_guard.tick)
-        guarded(self._storage.maintain, self._image_of)
+        self._continue_maintenance()
         self._gate.report()
         self._maintain_timer = self._scheduler.later(MAINTAIN_INTERVAL_S, self._maintain)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from headwater.core import native
 from headwater.core.catalog import ContentType, apply_plain_append
 from headwater.core.content import split_json
-from headwater.core.errors import Refusal
+from headwater.core.errors import Refusal, StorageBusy
 from headwater.core.records import Append
 from headwater.core.rules import AppendOutcome
 from headwater.engine.clock import Clock, SteadyClock
@@ -21,6 +21,7 @@ from headwater.engine.metrics import REQUEST_SECONDS_BOUNDS, Histogram, Metrics
 from headwater.engine.quota import Quota
 from headwater.engine.results import Appended, OnAppended
 from headwater.engine.stream import LiveStream
+from headwater.engine.waiting_appends import WAITS_FROM_BYTES
 from headwater.engine.write_gate import WriteGate
 from headwater.storage.interface import RECORD_MAX_BYTES, Storage
 from headwater.storage.memory import MemoryStorage
@@ -116,7 +117,14 @@ class PlainAppends:
             payload, lengths = body, (len(body),)
         committer = self._committer
         if not committer.batch_is_checked:
-            self._gate.check()
+            try:
+                self._gate.check()
+            except StorageBusy:
+                if len(body) < WAITS_FROM_BYTES:
+                    raise
+                # It waits there.
+                self._append(name, content_type, body, None, None, False, done)
+                return None
         size = len(payload)
         count = len(lengths)
         start_index = stream.message_index

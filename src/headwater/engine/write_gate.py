@@ -6,6 +6,7 @@ The result can change only with time and with writes, so storage is asked once p
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from headwater.core.errors import StorageBusy, StorageFull
 from headwater.engine.committer import Committer
@@ -15,9 +16,11 @@ log = logging.getLogger("headwater.engine")
 
 
 class WriteGate:
-    def __init__(self, storage: Storage, committer: Committer) -> None:
+    def __init__(self, storage: Storage, committer: Committer, on_busy: Callable[[], None]) -> None:
         self._storage = storage
         self._committer = committer
+        self._on_busy = on_busy
+        """Called for each write that is refused because storage is busy."""
         self._reported: str | None = None
 
     @property
@@ -38,6 +41,7 @@ class WriteGate:
             raise StorageFull(refusal)
         busy = self._storage.busy()
         if busy is not None:
+            self._on_busy()
             raise StorageBusy(busy, (("Retry-After", "1"),))
 
     def check_failure(self) -> None:
