@@ -355,6 +355,8 @@ if native.BUILD == "compiled":
     OPERATIONS["json-100-compiled"] = ("memory", lambda harness: count_json(harness, compiled=True))
     OPERATIONS["append-memory-compiled"] = OPERATIONS["append-memory"]
     OPERATIONS["append-spread-compiled"] = OPERATIONS["append-spread"]
+    OPERATIONS["append-durable-compiled"] = OPERATIONS["append-durable"]
+    OPERATIONS["long-poll-memory-compiled"] = OPERATIONS["long-poll-memory"]
 
 
 async def _measure(mode: str, count: Callable[[ServerHarness], Any], *, compiled: bool) -> float:

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The way of a plain append, from the received bytes to the response in memory, and otherwise to the queue of the
-committer and from there to the response.
+"""The way of a plain append, from the received bytes to the response in memory. If there is a disk to wait for, or live
+readers, to the committer, and from there to the response.
 
 It is `Connection._answer_known`, `PlainAppends.append`, `Tail.extend` and `Connection._complete_known` for the most
 frequent request: an idle connection, a known head, and a stream without special state. In every other case `append`
@@ -195,7 +195,8 @@ cdef class Completion:
     """Sends the response to an append when it is durable: the callback of its `CommitEntry`."""
 
     cdef PlainAppendPath path
-    cdef object connection
+    cdef object connection, entry
+    cdef Py_ssize_t record_size
     cdef int64_t message_index, byte_position, stream_id
 
     def __call__(self, result):
@@ -332,12 +333,15 @@ cdef class PlainAppendPath:
         add(connection, c.quick_turns, 1)
         if self._streak >= 0:
             put(connection, self._streak, 0)
-        if self._memory is None:
-            completion.connection = connection
-            put(connection, c.writing, self._in_service)
-        else:
+        entry = completion.entry
+        if entry is None:
             put(connection, c.since_s, self._context.now_s)
             self._respond(connection, completion, operation, began_s)
+        else:
+            put(connection, c.writing, self._in_service)
+            completion.connection, completion.entry = connection, None
+            # In memory it is complete when this returns.
+            self._committer.submit(entry, completion.record_size)
         return True
 
     cdef object _head_of(self, connection, bytes data):
@@ -456,8 +460,9 @@ cdef class PlainAppendPath:
     # -- streams ---------------------------------------------------------------------------------------------------
 
     cdef Completion _appended(self, tuple target, bytes data, Py_ssize_t head_bytes, double began_s):
-        """Append the body of a request to its stream, in memory or by a record for the committer. None, with nothing
-        changed, if the stream has special state, or a limit would be exceeded."""
+        """Append the body of a request to its stream: in memory, or with an entry for the committer if there is a disk to
+        wait for, or live readers. None, with nothing changed, if the stream has special state, or a limit would be
+        exceeded."""
         cdef StreamSlots* s = &self._stream
         cdef QuotaSlots* q = &self._of_quota
         cdef MetricsSlots* m = &self._of_metrics
@@ -477,13 +482,11 @@ cdef class PlainAppendPath:
             return None
         committer = self._committer
         tail = None
-        if self._memory is not None:
+        if self._memory is not None and has(stream, s.followers, None) and not committer.publishes_all:
             found = PyDict_GetItem(self._tails, stream_id)
             if found == NULL or not is_a(<object> found, self._tail_class):
                 return None
             tail = <object> found
-            if not has(stream, s.followers, None) or committer.publishes_all:
-                return None
         # The messages.
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data) - head_bytes
         cdef const char* messages = PyBytes_AS_STRING(data) + head_bytes
@@ -540,7 +543,8 @@ cdef class PlainAppendPath:
                 stream_id, at, get(stream, s.message_index), get(stream, s.byte_position),
                 data[head_bytes:] if payload is None else payload, (size,) if lengths is None else lengths,
             )
-            entry = self._entry_class(stream, record, (), completion, None)
+            completion.entry = self._entry_class(stream, record, (), completion, None)
+            completion.record_size = self._record_overhead_bytes + size + self._length_bytes * count
         elif not self._extend(tail, messages, size, lengths, count, at_ms):
             return None
         put(stream, s.message_index, index)
@@ -553,7 +557,6 @@ cdef class PlainAppendPath:
         add(self._metrics, m.appended_messages, count)
         if tail is None:
             add(stream, s.in_flight, 1)
-            committer.submit(entry, self._record_overhead_bytes + size + self._length_bytes * count)
         else:
             put(stream, s.durable_index, index)
             put(stream, s.durable_position, position)
