@@ -36,6 +36,7 @@ from headwater.core import native
 from headwater.engine.engine import Engine
 from headwater.engine.open_storage import open_store
 from headwater.engine.scheduler import LoopScheduler
+from headwater.http.compiled_appends import use_no_compiled_appends
 from headwater.http.connection import Connection
 from headwater.http.context import Context
 from headwater.http.head_cache import KNOWN_MAX
@@ -355,6 +356,7 @@ if native.BUILD == "compiled":
     OPERATIONS["json-100-compiled"] = ("memory", lambda harness: count_json(harness, compiled=True))
     OPERATIONS["append-memory-compiled"] = OPERATIONS["append-memory"]
     OPERATIONS["append-spread-compiled"] = OPERATIONS["append-spread"]
+    OPERATIONS["append-relayed-compiled"] = OPERATIONS["append-relayed"]
     OPERATIONS["append-durable-compiled"] = OPERATIONS["append-durable"]
     OPERATIONS["long-poll-memory-compiled"] = OPERATIONS["long-poll-memory"]
 
@@ -370,7 +372,7 @@ async def _measure(mode: str, count: Callable[[ServerHarness], Any], *, compiled
         try:
             harness = ServerHarness(engine, build_context(settings, engine, None, loop, 10_000))
             if not compiled:
-                harness.context.append_known = None
+                use_no_compiled_appends(harness.context)
             calls: float = await count(harness)
             return calls
         finally:

@@ -32,6 +32,7 @@ TYPES = {"a": "text/plain", "b": "text/plain", "j": "application/json"}
 CONNECTIONS = 2
 MAX_STREAM_BYTES = 3_000
 CLOSE = "Stream-Closed: true\r\n"
+AT_CONNECTION = frozenset(("connections", "requests"))
 OBJECTS = frozenset(("name", "type", "frame", "followers", "lineage", "fork", "retention"))
 """Slots that are compared by other means, or differ between two servers."""
 
@@ -314,6 +315,72 @@ def test_connection_may_change_before_the_append_is_durable(step: Step) -> None:
     first = [[append(0, "a", b"x")]] * 3
     world = run(same([*first, [append(0, "a", b"x"), step], [append(1, "a", b"x")]], durable=True))
     assert world.taken == 4
+
+
+relayed = st.tuples(names, bodies, st.sampled_from(["text/plain", "application/json"]), st.booleans())
+
+
+@given(st.lists(relayed, min_size=1, max_size=12))
+def test_relayed_requests_have_the_same_effects(sequence: list[tuple[str, bytes, str, bool]]) -> None:
+    async def test() -> World:
+        both = [World(compiled=False, durable=False, max_stream_bytes=MAX_STREAM_BYTES) for _ in range(2)]
+        compiled, usual = both
+        for world in both:
+            World.current = world
+            for name in NAMES:
+                send(0, "PUT", f"/v1/stream/{name}", TYPES[name])(world)
+                append(0, name, b"1")(world)
+                await asyncio.sleep(0)
+        for name, body, content_type, is_followed in sequence:
+            data = encode("POST", f"/v1/stream/{name}", body, content_type)
+            if is_followed:
+                for world in both:
+                    send(1, "GET", f"/v1/stream/{name}?offset=-1&live=sse")(world)
+            known = compiled.router.head_cache.find(data)
+            respond = compiled.context.response_to_known
+            assert respond is not None
+            response = respond(known, data, time.perf_counter()) if known is not None else None
+            for world, (connection, transport) in ((each, each.clients[0]) for each in both):
+                if world is usual or response is None:
+                    connection.data_received(data)
+                else:
+                    transport.write(response)
+                    compiled.taken += 1
+            for _ in range(20):
+                await asyncio.sleep(0)
+            states = [
+                {key: value for key, value in world.state().items() if key not in AT_CONNECTION} for world in both
+            ]
+            assert states[0] == states[1]
+        for world in both:
+            world.close()
+        return compiled
+
+    run(test())
+
+
+@both_kinds
+def test_relayed_append_is_complete_at_once_in_memory_only(durable: bool) -> None:
+    async def test() -> World:
+        world = World.current = World(compiled=True, durable=durable)
+        send(0, "PUT", "/v1/stream/a")(world)
+        await asyncio.sleep(0)
+        append(0, "a", b"x")(world)
+        await asyncio.sleep(0)
+        data = encode("POST", "/v1/stream/a", b"x")
+        known = world.router.head_cache.find(data)
+        assert known is not None
+        assert world.context.response_to_known is not None
+        response = world.context.response_to_known(known, data, time.perf_counter())
+        if durable:
+            assert response is None
+        else:
+            assert response is not None
+            assert response.startswith(b"HTTP/1.1 204")
+        world.close()
+        return world
+
+    assert run(test()).engine.metrics.appends == (1 if durable else 2)
 
 
 def test_blocks_are_completed_in_the_same_way() -> None:

@@ -232,6 +232,11 @@ class RelayServer:
                 now_s, turns = perf_counter(), context.turns
                 # Without time left in this iteration of the event loop, it waits in a tunnel for its turn.
                 if now_s < turns.ends_at_s or turns.begin(now_s):
+                    if context.response_to_known is not None:
+                        response = context.response_to_known(known, data, now_s)
+                        if response is not None:
+                            peer.send(frames.WHOLE, number, response)
+                            return None
                     self._repeat(known, known.repeat, peer, number, data, now_s)
                     return None
         tunnel = pool.idle.pop() if pool.idle else Tunnel(context, pool.router, self._relay, pool.free)

@@ -49,7 +49,7 @@ from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stream_index import StreamIndex
 from headwater.engine.subscriptions import Subscriptions
-from headwater.http.compiled_appends import compiled_appends
+from headwater.http.compiled_appends import use_compiled_appends, use_no_compiled_appends
 from headwater.http.context import Context
 from headwater.http.metrics import ServerCollector
 from headwater.http.routes import ROUTES
@@ -212,9 +212,10 @@ class ServingWorker:
             self._reloader.attach(context, tls)
             loop.add_reader(self._control.fileno(), self._on_control)
             messages.send(self._control, messages.Hello(await self._begin(engine, store)))
-            context.append_known = None
-            if self._peers.check is None:  # Otherwise it is called before every request.
-                context.append_known = compiled_appends(context, (RelayingConnection, HandedConnection))
+            if self._peers.check is None:
+                use_compiled_appends(context, (RelayingConnection, HandedConnection))
+            else:
+                use_no_compiled_appends(context)  # Every request must be checked.
             if coordination is not None:
                 await coordination.start(registry, subscriptions)
             messages.send(self._control, messages.Ready())

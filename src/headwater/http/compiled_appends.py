@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 from headwater.core import native
 from headwater.http.connection import Connection
@@ -16,18 +16,15 @@ from headwater.http.parser import RequestParser
 from headwater.http.responses import Repeat
 from headwater.http.states import ANSWERED, TAKEN
 
-AppendKnown: TypeAlias = Callable[[Connection, bytes], bool]
-"""Processes received data, or returns False and has changed nothing."""
-
 _CLASSES: Final = (Connection, ConnectionInput, RequestParser, Turns, KnownHead, HeadGeneration, Repeat)
 
 
-def compiled_appends(context: Context, connection_types: Sequence[type[Connection]]) -> AppendKnown | None:
-    """The path for connections of exactly these types; None in a build without it."""
+def use_compiled_appends(context: Context, connection_types: Sequence[type[Connection]]) -> None:
+    """Use the path, if this build has it, for connections of exactly these types, and for relayed requests."""
     if native.PlainAppendPath is None:
-        return None
+        return
     classes, used = context.engine.plain_appends.used()
-    found: AppendKnown = native.PlainAppendPath(
+    path = native.PlainAppendPath(
         classes | {each.__name__: each for each in _CLASSES},
         used
         | {
@@ -40,5 +37,9 @@ def compiled_appends(context: Context, connection_types: Sequence[type[Connectio
             "no_content": NO_CONTENT,
             "max_request_bytes": POSTPONED_BYTES,
         },
-    ).append
-    return found
+    )
+    context.append_known, context.response_to_known = path.append, path.response_to
+
+
+def use_no_compiled_appends(context: Context) -> None:
+    context.append_known = context.response_to_known = None

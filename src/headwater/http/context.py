@@ -183,6 +183,8 @@ class Context:
         self.append_known: Callable[[Any, bytes], bool] | None = None
         """Processes data that a connection received, if it is a plain append with a cached head; otherwise it returns
         False and has changed nothing. None without a compiled path (see `compiled_appends`)."""
+        self.response_to_known: Callable[[Any, bytes, float], bytes | None] | None = None
+        """Processes a relayed request with a cached head, and returns the response, or None and has changed nothing."""
         self._checks: Iterator[None] | None = None
         """The rest of the connections whose timeouts are being checked."""
         self._cursor_interval_secs = cursor_interval_secs

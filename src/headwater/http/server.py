@@ -37,7 +37,7 @@ from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
 from headwater.http.access import AccessControl
-from headwater.http.compiled_appends import compiled_appends
+from headwater.http.compiled_appends import use_compiled_appends
 from headwater.http.compression import CompressedChunks
 from headwater.http.connection import Connection
 from headwater.http.context import Context, HttpLimits
@@ -385,7 +385,7 @@ def build_context(
         root_aliases=server.root_aliases,
         tracing=telemetry.requests if telemetry is not None else None,
     )
-    context.append_known = compiled_appends(context, (Connection,))
+    use_compiled_appends(context, (Connection,))
     return context
 
 

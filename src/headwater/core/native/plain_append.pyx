@@ -321,7 +321,7 @@ cdef class PlainAppendPath:
         began_s = clock_s()
         if began_s >= <double> get(self._turns, self._ends_at_s) and not self._turns.begin(began_s):
             return False
-        cdef Completion completion = self._appended(<tuple> target, data, head_bytes, began_s)
+        cdef Completion completion = self._appended(<tuple> target, data, head_bytes, began_s, False)
         if completion is None:
             return False
         operation = get(known, k.operation)
@@ -343,6 +343,26 @@ cdef class PlainAppendPath:
             # In memory it is complete when this returns.
             self._committer.submit(entry, completion.record_size)
         return True
+
+    def response_to(self, known, bytes data, double began_s):
+        """Process a request with this head that another worker relays, and return the response; None, with nothing
+        changed, if it is not a plain append that is complete at once."""
+        cdef KnownHeadSlots* k = &self._known
+        if self._memory is None or not is_a(known, self._known_class):
+            return None
+        repeat = get(known, k.repeat)
+        if not is_a(repeat, self._repeat_class) or PyBytes_GET_SIZE(data) > self._max_request_bytes:
+            return None
+        target = get(repeat, self._repeat.target)
+        if target is None:
+            return None
+        cdef bytes head = get(known, k.head)
+        cdef Completion completion = self._appended(<tuple> target, data, PyBytes_GET_SIZE(head), began_s, True)
+        if completion is None:
+            return None
+        response = self._response(repeat, completion)
+        self._count(get(known, k.operation), clock_s() - began_s)
+        return response
 
     cdef object _head_of(self, connection, bytes data):
         """The known head of a request, usually that of the last one; None if it is not known, or has no body."""
@@ -416,9 +436,16 @@ cdef class PlainAppendPath:
         return 0
 
     cdef int _respond(self, connection, Completion completion, operation, double began_s) except -1:
-        """Send the response to an append, with the new end of the stream, and count the request."""
+        """Send the response to an append, and count the request."""
+        response = self._response(get(connection, self._connection.repeat), completion)
+        get(connection, self._connection.transport).write(response)
+        self._count(operation, clock_s() - began_s)
+        return 0
+
+    cdef bytes _response(self, repeat, Completion completion):
+        """The response to an append, with the new end of the stream."""
         cdef bytes common = self._context.common_headers.beginnings[self._no_content]
-        cdef bytes beginning = get(get(connection, self._connection.repeat), self._repeat.beginning)
+        cdef bytes beginning = get(repeat, self._repeat.beginning)
         cdef bytes response = PyBytes_FromStringAndSize(
             NULL, PyBytes_GET_SIZE(common) + PyBytes_GET_SIZE(beginning) + TOKEN_BYTES + 4
         )
@@ -429,9 +456,7 @@ cdef class PlainAppendPath:
         at[0] = 95
         at = put_hex(at + 1, completion.stream_id)
         memcpy(at, b"\r\n\r\n", 4)
-        get(connection, self._connection.transport).write(response)
-        self._count(operation, clock_s() - began_s)
-        return 0
+        return response
 
     cdef int _count(self, operation, double seconds) except -1:
         """Count a completed request, and the time that it took."""
@@ -459,10 +484,10 @@ cdef class PlainAppendPath:
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
-    cdef Completion _appended(self, tuple target, bytes data, Py_ssize_t head_bytes, double began_s):
+    cdef Completion _appended(self, tuple target, bytes data, Py_ssize_t head_bytes, double began_s, bint at_once):
         """Append the body of a request to its stream: in memory, or with an entry for the committer if there is a disk to
-        wait for, or live readers. None, with nothing changed, if the stream has special state, or a limit would be
-        exceeded."""
+        wait for, or live readers, unless it must be complete `at_once`. None, with nothing changed, if that is not
+        possible, the stream has special state, or a limit would be exceeded."""
         cdef StreamSlots* s = &self._stream
         cdef QuotaSlots* q = &self._of_quota
         cdef MetricsSlots* m = &self._of_metrics
@@ -487,6 +512,8 @@ cdef class PlainAppendPath:
             if found == NULL or not is_a(<object> found, self._tail_class):
                 return None
             tail = <object> found
+        elif at_once:
+            return None
         # The messages.
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data) - head_bytes
         cdef const char* messages = PyBytes_AS_STRING(data) + head_bytes
