@@ -520,7 +520,7 @@ cdef class PlainAppendPath:
         cdef Py_ssize_t count = 1
         cdef tuple lengths = None
         payload = None
-        if size > self._max_body_bytes:
+        if size <= 0 or size > self._max_body_bytes:
             return None
         if not has(kind, self._content_type.json, False):
             try:
