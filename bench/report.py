@@ -1,7 +1,7 @@
 """Every load on every storage mode, compared with the official Node server and other servers in alternating rounds.
 
-    python -m bench.report --json run.json                   everything: about 12 minutes on two quiet cores
-    python -m bench.report --full --json run.json            up to 1,000,000 streams and 1 GB: about 30 minutes
+    python -m bench.report --json run.json                   everything: about 6 minutes on two quiet cores
+    python -m bench.report --full --json run.json            up to 1,000,000 streams and 1 GB: about 8 minutes
     python -m bench.report --modes memory --loads append --no-scale
     python -m bench.report --peer other=http://127.0.0.1:8080 --peer-command rust="server --port {port}"
     python -m bench.report --page run.json                   write the tables and the charts of docs/benchmarks.md
