@@ -18,7 +18,7 @@ from headwater.core import native
 from headwater.engine import creation
 from headwater.engine.open_storage import open_store
 from headwater.engine.stream import LiveStream
-from headwater.http import server
+from headwater.http import compiled_appends, server
 from headwater.http.connection import Connection
 from headwater.storage.memory import MemoryStorage
 from headwater.storage.tail import BLOCK_BYTES
@@ -451,6 +451,22 @@ def test_class_without_the_expected_slots_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"Other\._input is not a slot"):
         native.PlainAppendPath({"Connection": Other}, {})
+
+
+def test_server_starts_without_the_path_if_objects_are_stored_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_slots = type("Repeat", (), {"beginning": b"", "target": None})
+    monkeypatch.setattr(compiled_appends, "_CLASSES", (*compiled_appends._CLASSES, without_slots))
+
+    async def test() -> None:
+        settings = Settings(storage=StorageSettings(mode="memory"))
+        loop = asyncio.get_running_loop()
+        engine = server.build_engine(settings, open_store(settings.storage), loop)
+        assert server.build_context(settings, engine, None, loop, 10).append_known is None
+
+    asyncio.run(test())
+    assert "the compiled path cannot be used: Repeat.beginning is not a slot" in caplog.text
 
 
 def test_pure_build_has_no_compiled_path(monkeypatch: pytest.MonkeyPatch) -> None:

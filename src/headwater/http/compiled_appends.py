@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,8 @@ from headwater.http.parser import RequestParser
 from headwater.http.responses import Repeat
 from headwater.http.states import ANSWERED, TAKEN
 
+log = logging.getLogger("headwater.http")
+
 _CLASSES: Final = (Connection, ConnectionInput, RequestParser, Turns, KnownHead, HeadGeneration, Repeat)
 
 
@@ -24,20 +27,22 @@ def use_compiled_appends(context: Context, connection_types: Sequence[type[Conne
     if native.PlainAppendPath is None:
         return
     classes, used = context.engine.plain_appends.used()
-    path = native.PlainAppendPath(
-        classes | {each.__name__: each for each in _CLASSES},
-        used
-        | {
-            "context": context,
-            "request_log": context.request_log,
-            "turns": context.turns,
-            "connection_types": connection_types,
-            "idle": ANSWERED,
-            "serving": TAKEN,
-            "no_content": NO_CONTENT,
-            "max_request_bytes": POSTPONED_BYTES,
-        },
-    )
+    used |= {
+        "context": context,
+        "request_log": context.request_log,
+        "turns": context.turns,
+        "connection_types": connection_types,
+        "idle": ANSWERED,
+        "serving": TAKEN,
+        "no_content": NO_CONTENT,
+        "max_request_bytes": POSTPONED_BYTES,
+    }
+    try:
+        path = native.PlainAppendPath(classes | {each.__name__: each for each in _CLASSES}, used)
+    except TypeError as error:
+        # Another version of msgspec or Python may store attributes in another way.
+        log.warning("appends take more CPU time than they could, because the compiled path cannot be used: %s", error)
+        return
     context.append_known, context.response_to_known = path.append, path.response_to
 
 
