@@ -5,6 +5,8 @@ from __future__ import annotations
 from headwater.engine.alarms import Alarms
 from tests.engine.seams import ManualClock, ManualScheduler
 
+CALLBACKS_MAY_FAIL = True
+
 
 class Owner:
     def __init__(self, at_ms: int | None) -> None:
@@ -80,3 +82,16 @@ def test_alarms_do_not_fire_after_stop() -> None:
     recorder.alarms.stop()
     recorder.scheduler.advance(200)
     assert recorder.rung == []
+
+
+def test_alarm_that_fails_does_not_keep_later_ones_from_firing() -> None:
+    class FailingRecorder(AlarmRecorder):
+        def _record(self, owner: Owner) -> None:
+            super()._record(owner)
+            if owner is first:
+                raise RuntimeError("the test made this fail")
+
+    recorder = FailingRecorder()
+    first, same_time, later = recorder.set(100), recorder.set(100), recorder.set(200)
+    recorder.scheduler.advance(1000)
+    assert recorder.rung == [(first, 100), (same_time, 100), (later, 200)]

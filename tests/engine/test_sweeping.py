@@ -11,11 +11,13 @@ from headwater.core.errors import StreamNotFound
 from headwater.engine import sweeper
 from headwater.engine.engine import Engine
 from headwater.engine.quota import EngineLimits
+from headwater.engine.stream import LiveStream
 from headwater.engine.stream_uses import TOUCH_SHARE
 from headwater.engine.sweeper import SWEEP_MAX
 from tests.engine.rig import Reader, Rig, status
 from tests.engine.seams import START_MS, JournalBacking, ManualClock, ManualScheduler
 
+CALLBACKS_MAY_FAIL = True
 DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 
 
@@ -275,3 +277,43 @@ def test_fork_has_its_own_ttl_window(disk: bool, reading: str) -> None:
     rig.scheduler.advance(1499)
     assert set(rig.engine.catalog.by_name) == ({"a", "b"} if reading == "b" else {"a"})
     assert rig.read(reading) == b"x"
+
+
+def test_expiry_that_fails_is_repeated_and_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    for name in "abc":
+        rig.created(name, b"x", ttl_secs=2)
+    expire = rig.engine._sweeper._expire
+    failed: list[str] = []
+
+    def fails_once(stream: LiveStream) -> bool:
+        if stream.name == "a" and not failed:
+            failed.append(stream.name)
+            raise OSError("the test made this fail")
+        return expire(stream)
+
+    monkeypatch.setattr(rig.engine._sweeper, "_expire", fails_once)
+    rig.scheduler.advance(5000)
+    rig.scheduler.run_until_idle()
+    assert failed == ["a"]
+    assert set(rig.engine.catalog.by_name) == {"a"}
+    rig.scheduler.advance(sweeper.RETRY_MS + 2000)
+    rig.scheduler.run_until_idle()
+    assert not rig.engine.catalog.by_name
+
+
+def test_maintenance_continues_after_a_report_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    maintained = 0
+
+    def maintain(image_of: object) -> None:
+        nonlocal maintained
+        maintained += 1
+
+    def fail() -> None:
+        raise OSError("the test made this fail")
+
+    monkeypatch.setattr(rig.storage, "maintain", maintain)
+    monkeypatch.setattr(rig.engine._gate, "report", fail)
+    rig.scheduler.advance(5000)
+    assert maintained >= 4

@@ -13,6 +13,7 @@ from headwater.config import Settings, StorageSettings
 from headwater.engine.open_storage import open_store
 from headwater.http import server as http_server
 from headwater.http.context import Context
+from headwater.http.deadlines import Deadlines
 from headwater.http.flow import TURNS_S
 from headwater.http.server import build_context, build_engine
 
@@ -143,5 +144,21 @@ def test_sweeps_continue_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) -
             await memory.is_third.wait()
         sweeping.cancel()
         assert one.checks >= 2
+
+    run(test())
+
+
+def test_deadline_that_fails_does_not_keep_later_ones_from_being_noticed() -> None:
+    async def test() -> None:
+        is_due = asyncio.Event()
+
+        def fail() -> None:
+            raise RuntimeError("the test made this fail")
+
+        deadlines = Deadlines(asyncio.get_running_loop(), 0.001)
+        deadlines.set(fail)
+        deadlines.set(is_due.set)
+        async with asyncio.timeout(60):
+            await is_due.wait()
 
     run(test())

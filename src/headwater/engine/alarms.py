@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from headwater.engine.clock import Clock
+from headwater.engine.committer import guarded
 from headwater.engine.scheduler import Scheduler, Timer
 
 
@@ -65,7 +66,7 @@ class Alarms(Generic[OwnerT]):
             if deadline_ms > now_ms:
                 self.set(owner)
             else:
-                self._on_alarm(owner)
+                guarded(self._on_alarm, owner)
         self._set_timer()
 
     def _set_timer(self) -> None:

@@ -626,5 +626,5 @@ class Engine:
     def _maintain(self) -> None:
         guarded(self.clock_guard.tick)
         self._continue_maintenance()
-        self._gate.report()
+        guarded(self._gate.report)
         self._maintain_timer = self._scheduler.later(MAINTAIN_INTERVAL_S, self._maintain)

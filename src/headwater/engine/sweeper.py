@@ -8,6 +8,7 @@ of deleted streams stay in the heap until they outnumber the others; then the he
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from headwater.engine.clock import Clock
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import LiveStream
 
+log = logging.getLogger("headwater.engine")
+
 SWEEP_S: Final = 0.002
 """Time for one tick; the rest follows in the next, so that many expired streams do not delay requests. The commit of a
 tick's records takes longer than the tick."""
@@ -24,6 +27,8 @@ SWEEP_MAX: Final = 1000
 """Streams in one sweep: about 20 ms without a time limit. Each expired stream is a record, and all are one commit."""
 STALE_MIN: Final = 1024
 """Entries of deleted streams below which the heap is not rebuilt."""
+RETRY_MS: Final = 60_000
+"""After this time the expiry of a stream is repeated, if it has failed."""
 REBUILD_MAX: Final = 5000
 """Entries that are moved in one step: a few milliseconds."""
 
@@ -105,15 +110,21 @@ class Sweeper:
             stream = self._streams.get(stream_id)
             if stream is None or stream.deleted:
                 continue
-            if stream.expired(now_ms):
-                if not self._expire(stream):
-                    self._held[stream_id] = None
-                if self._scheduler.timer_s() >= until_s:
-                    return True
+            try:
+                if stream.expired(now_ms):
+                    if not self._expire(stream):
+                        self._held[stream_id] = None
+                    if self._scheduler.timer_s() >= until_s:
+                        return True
+                    continue
+                if stream.live_readers:
+                    # Only its live readers extend the window. A renewed window also survives a restart.
+                    self._renew(stream)
+            except Exception:
+                # Others must not be kept because of it.
+                log.exception("the expiry of stream %r failed and is repeated later", stream.name)
+                heapq.heappush(self._heap, (now_ms + RETRY_MS, stream_id))
                 continue
-            if stream.live_readers:
-                # Only its live readers extend the window. A renewed window also survives a restart.
-                self._renew(stream)
             self.watch(stream)
         return True
 

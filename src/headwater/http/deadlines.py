@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from headwater.engine.committer import guarded
+
 DUE_S: Final = 0.008
 """Time for the deadlines of one iteration of the event loop; thousands of long-polls may end together."""
 
@@ -50,7 +52,7 @@ class Deadlines:
         while self._queue and (self._queue[0].action is None or self._queue[0].at_s <= now_s):
             action = self._queue.popleft().action
             if action is not None:
-                action()
+                guarded(action)
                 if time.perf_counter() >= until_s:
                     break
         if self._queue and self._timer is None:
