@@ -105,7 +105,7 @@ def test_purge_pauses_a_running_server(tmp_path: Path, mode: str, capsys: pytest
                 main(["store", "purge", "--mode", mode, "--data-dir", str(directory)])
             assert ended.value.code == 0
             assert not [event for event in reader if "streamClosed" in event.data]
-        assert "1 streams" in capsys.readouterr().out
+        assert "1 stream," in capsys.readouterr().out
         assert not holds_secret(tmp_path)
         assert kept.content() == b"stays"
         kept.append(" here")

@@ -25,6 +25,7 @@ from headwater.cli.data_directory import (
 )
 from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile
+from headwater.core.plurals import counted
 from headwater.printable import printable
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def backup(
             family_of(store.directory, store.mode)
             with _held(store):
                 taken = take_backup(store.directory, target)
-    typer.echo(f"{target}: {len(taken.files)} files, {taken.size} bytes, as of {taken.taken}")
+    typer.echo(f"{target}: {counted(len(taken.files), 'file')}, {taken.size} bytes, as of {taken.taken}")
     _check(target, "the backup is complete, but the store that it was taken from is damaged")
 
 
@@ -90,7 +91,8 @@ def restore(
             restore_backup(source, store.directory, replace=force)
         except StoreExistsError as error:
             raise StorageError(f"{error} Or replace it with --force.") from None
-    typer.echo(f"{store.directory}: restored {len(found.files)} files, {found.size} bytes, as of {found.taken}")
+    files = counted(len(found.files), "file")
+    typer.echo(f"{store.directory}: restored {files}, {found.size} bytes, as of {found.taken}")
     _check(store.directory, "the backup is restored as it was taken, but its store is damaged")
 
 
@@ -124,7 +126,7 @@ def _restore_into_cluster(settings: Settings, source: Path, *, replace: bool) ->
         mode = {family: mode for mode, family in FAMILY_OF_MODE.items()}[found.family]
         copied = copying().copy_into_cluster(source, mode, settings)
     typer.echo(
-        f"cluster {settings.cluster.name}: restored and compared {copied.streams} streams"
+        f"cluster {settings.cluster.name}: restored and compared {counted(copied.streams, 'stream')}"
         f" ({copied.payload_bytes} bytes), as of {found.taken}"
     )
 

@@ -19,6 +19,7 @@ from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.remote import CaFile, Token, check_url
 from headwater.cli.token import StackDirectory as DirectoryOption
+from headwater.core.plurals import counted
 from headwater.printable import printable, printable_json
 
 if TYPE_CHECKING:
@@ -103,13 +104,13 @@ def _direction(ahead_s: float) -> str:
 def _lines(found: ClusterStatus, figures: ShardFigures) -> list[str]:
     silent = sum(not node.responds for node in found.nodes)
     lines = [
-        f"cluster {found.name}: {len(found.nodes)} nodes{f' ({silent} not responding)' if silent else ''},"
-        f" {len(found.shards)} shards"
+        f"cluster {found.name}: {counted(len(found.nodes), 'node')}{f' ({silent} not responding)' if silent else ''},"
+        f" {counted(len(found.shards), 'shard')}"
     ]
     if found.problem is not None:
         lines.append(f"Postgres: {found.problem}")
     lines += [
-        f"node {node.name} at {node.address}: {node.shards} shards"
+        f"node {node.name} at {node.address}: {counted(node.shards, 'shard')}"
         + (f", standbys of {', '.join(map(str, node.warm))}" if node.warm else "")
         + ("" if node.responds else f", has not responded for {node.silent_s:g} s")
         + (", drains" if node.leaves else "")

@@ -27,10 +27,12 @@ from headwater.cli.data_directory import (
 from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, StoreMode, settings_from
 from headwater.cli.token import StackDirectory as StackOption
+from headwater.core.plurals import counted
 from headwater.printable import printable
 
 if TYPE_CHECKING:
     from headwater.config import Settings
+    from headwater.storage.offline.division import CopiedStore
     from headwater.storage.offline.stats import StoreStats
 
 app = typer.Typer(help="Check, inspect and convert a data directory.", no_args_is_help=False)
@@ -225,9 +227,14 @@ def copy(
             map_bytes=store.settings.acid_map_bytes,
             shards=worker_shards,
         )
-    typer.echo(
-        f"copied {copied.streams} streams ({copied.payload_bytes} bytes), {copied.documents} documents and"
-        f" {copied.snapshots} snapshots from {store.name} to {to_directory}, and compared them"
+    typer.echo(f"copied {_contents(copied)} from {store.name} to {to_directory}, and compared them")
+
+
+def _contents(copied: CopiedStore) -> str:
+    """What was copied, in words."""
+    return (
+        f"{counted(copied.streams, 'stream')} ({counted(copied.payload_bytes, 'byte')}),"
+        f" {counted(copied.documents, 'document')} and {counted(copied.snapshots, 'snapshot')}"
     )
 
 
@@ -244,10 +251,7 @@ def _copy_into_cluster(store: StoreLocation, to_directory: Path | None, settings
     with storage_errors():
         require_no_server(store.directory)
         copied = copying().copy_into_cluster(store.directory, store.mode, settings)
-    typer.echo(
-        f"copied {copied.streams} streams ({copied.payload_bytes} bytes), {copied.documents} documents and"
-        f" {copied.snapshots} snapshots from {store.name} into cluster {settings.cluster.name}, and compared them"
-    )
+    typer.echo(f"copied {_contents(copied)} from {store.name} into cluster {settings.cluster.name}, and compared them")
 
 
 @app.command("join-shards")
@@ -279,8 +283,8 @@ def join_shards(data_dir: StackOption = None, config_file: ConfigFile = None) ->
     finally:
         directory.release()
     typer.echo(
-        f"joined {len(sources)} shards with {copied.streams} streams ({copied.payload_bytes} bytes) in"
-        f" {directory.streams}, compared them, and removed the shards"
+        f"joined {counted(len(sources), 'shard')} with {counted(copied.streams, 'stream')}"
+        f" ({counted(copied.payload_bytes, 'byte')}) in {directory.streams}, compared them, and removed the shards"
     )
 
 
@@ -305,7 +309,7 @@ def purge(
             map_bytes=store.settings.acid_map_bytes,
         )
     typer.echo(
-        f"{store.directory} now contains only readable data: {purged.kept.streams} streams,"
+        f"{store.directory} now contains only readable data: {counted(purged.kept.streams, 'stream')},"
         f" {purged.bytes_after} bytes on disk (before: {purged.bytes_before})"
     )
     if is_running and not wait_for_server(store.directory):

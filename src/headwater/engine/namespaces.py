@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from headwater.core.buckets import BUCKET_ROOT
 from headwater.core.errors import NamespaceBusy, NamespaceFull, TooManyReaders
+from headwater.core.plurals import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +186,6 @@ class Namespaces:
         if namespace in self._rule.own:
             return f"{namespace}:{name.removeprefix('max_')} in quotas.namespaces"
         return f"quotas.{name}"
-
-
-def counted(number: int, thing: str) -> str:
-    """A number with its noun: `1 stream`, `2 streams`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def namespace_of(name: str) -> str | None:
