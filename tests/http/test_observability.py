@@ -248,7 +248,7 @@ def test_internal_error_is_500_with_a_logged_id_and_no_details() -> None:
 
 
 def test_internal_error_while_a_request_is_read_is_500_as_well() -> None:
-    """It was 400, told the client to correct its request, and was not logged."""
+    """It was 400, asked the client to correct its request, and was not logged."""
     with buggy_server() as server, stream_on(server, "unread") as stream, stream_on(server, "sound") as sound:
         failed = httpx.post(f"{server.url}{stream.path}", content=b"x" * 100_000)
         assert_problem(failed, 500, "internal_error")

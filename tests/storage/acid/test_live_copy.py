@@ -97,7 +97,7 @@ def test_a_live_copy_is_the_store_at_one_moment(tmp_path: Path, long: bool) -> N
 
 def has_wrong_copy(home: Path) -> bool:
     home.mkdir()
-    for acknowledged, copy in copy_live(home, 6):
+    for acknowledged, copy in copy_live(home, 2):
         try:
             assert moment_of(copy, lines_of(home / "said")) >= acknowledged
         except (AssertionError, StorageError):
@@ -107,21 +107,24 @@ def has_wrong_copy(home: Path) -> bool:
 
 def test_copy_with_a_journal_older_than_its_shards_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def journal_first(filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
-        """Copy the journal and its mark, and the shards when more batches have been acknowledged."""
+        """Copy the journal and its mark, and the shards when a checkpoint has changed them."""
         root = source / "acid"
         manifest = read_manifest(root)
         mark = read_mark(root, manifest)
         filesystem.make_directory(target / "log")
         copy_journal(filesystem, source / "log", target / "log", mark.segment, copy_file)
         said = source.parent / "said"
-        wait_until(partial(acks_in, said), partial(operator.le, acks_in(said) + 50), what="more acks")
+        most = acks_in(said) + 2_000
+        # On a busy machine the writer can be far ahead of checkpoints, so that one takes very long.
+        wait_until(
+            lambda: read_mark(root, manifest) != mark or acks_in(said) >= most, what="a checkpoint, or many acks"
+        )
         monkeypatch.setattr(offline, "copy_journal", lambda *_: None)
         copy_once(filesystem, source, target, copy_file)
         monkeypatch.setattr(offline, "copy_journal", copy_journal)
 
     copy_once = offline._copy_once
     monkeypatch.setattr(offline, "_copy_once", journal_first)
-    # A copy is wrong only if a checkpoint changed the shards in that time.
     assert any(has_wrong_copy(tmp_path / str(attempt)) for attempt in range(30))
 
 
