@@ -453,29 +453,30 @@ def test_class_without_the_expected_slots_is_refused() -> None:
         native.PlainAppendPath({"Connection": Other}, {})
 
 
-def test_server_starts_without_the_path_if_objects_are_stored_in_another_way(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    without_slots = type("Repeat", (), {"beginning": b"", "target": None})
-    monkeypatch.setattr(compiled_appends, "_CLASSES", (*compiled_appends._CLASSES, without_slots))
+def has_compiled_path() -> bool:
+    """Whether a new server has the compiled path."""
 
-    async def test() -> None:
+    async def look() -> bool:
         settings = Settings(storage=StorageSettings(mode="memory"))
         loop = asyncio.get_running_loop()
         engine = server.build_engine(settings, open_store(settings.storage), loop)
-        assert server.build_context(settings, engine, None, loop, 10).append_known is None
+        return server.build_context(settings, engine, None, loop, 10).append_known is not None
 
-    asyncio.run(test())
+    return asyncio.run(look())
+
+
+def test_server_starts_without_the_path_if_objects_are_stored_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert has_compiled_path()
+    without_slots = type("Repeat", (), {"beginning": b"", "target": None})
+    monkeypatch.setattr(compiled_appends, "_CLASSES", (*compiled_appends._CLASSES, without_slots))
+
+    assert not has_compiled_path()
     assert "the compiled path cannot be used: Repeat.beginning is not a slot" in caplog.text
 
 
 def test_pure_build_has_no_compiled_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "PlainAppendPath", None)
 
-    async def test() -> None:
-        settings = Settings(storage=StorageSettings(mode="memory"))
-        loop = asyncio.get_running_loop()
-        engine = server.build_engine(settings, open_store(settings.storage), loop)
-        assert server.build_context(settings, engine, None, loop, 10).append_known is None
-
-    asyncio.run(test())
+    assert not has_compiled_path()
